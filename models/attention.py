@@ -1,0 +1,136 @@
+"""Grouped-query attention over the cache, with rotary or relative positions."""
+
+from flax import nnx
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from models.config import DecoderConfig
+from models.kv_cache import KVCache
+from models.layers import init_weight, rms_norm, rotate
+
+MASKED = -1e30  # finite, so that a fully masked block gives exp(MASKED - max) = 0 and no NaN
+
+
+def window_mask(mask_BTS: Array, positions_BT: Array, position_BS: Array, window: int | None) -> Array:
+  """Keeps of `mask` the slots fewer than `window` positions back (Mistral's sliding window)."""
+  if window is None:
+    return mask_BTS
+  return mask_BTS & (positions_BT[:, :, None] - position_BS[:, None, :] < window)
+
+
+def attend(q_BKGTH: Array, k_BKSH: Array, v_BKSH: Array, bias_BKGTS: Array, num_live: Array,
+           block: int | None) -> Array:
+  """Softmax attention with float32 scores, [B, K, G, T, H] float32.
+
+  With a `block`, slots are read block by block up to `num_live` (any row's last visible slot + 1) and
+  combined by the streaming softmax (Milakov and Gimelshein, 2018); later blocks are never touched.
+
+  Args:
+    q_BKGTH: queries, already scaled by 1 / sqrt(H).
+    k_BKSH, v_BKSH: the cache of one layer.
+    bias_BKGTS: added to the scores: `MASKED` where hidden; sizes of 1 broadcast.
+    num_live: scalar.
+    block: slots per block; None reads all S at once.
+  """
+  capacity = k_BKSH.shape[2]
+  shape = q_BKGTH.shape
+  q_BKQH = q_BKGTH.reshape(*shape[:2], shape[2] * shape[3], shape[4])
+
+  def score(k, bias):
+    scores_BKQS = jnp.einsum('BKQH,BKSH->BKQS', q_BKQH, k, preferred_element_type=jnp.float32)
+    return (scores_BKQS.reshape(*shape[:4], -1) + bias).reshape(scores_BKQS.shape)
+
+  def mix(weights_BKQS, v):
+    return jnp.einsum('BKQS,BKSH->BKQH', weights_BKQS.astype(v.dtype), v, preferred_element_type=jnp.float32)
+
+  if block is None or capacity <= block:
+    return mix(jax.nn.softmax(score(k_BKSH, bias_BKGTS), axis=-1), v_BKSH).reshape(shape)
+
+  def one_block(index, carry):
+    top, total, mixed = carry
+    start = jnp.minimum(index * block, capacity - block)
+    k, v, bias = (jax.lax.dynamic_slice_in_dim(x, start, block, axis) for x, axis in (
+        (k_BKSH, 2), (v_BKSH, 2), (bias_BKGTS, 4)))
+    fresh = start + jnp.arange(block) >= index * block  # the last block may overlap the one before
+    scores = score(k, jnp.where(fresh, bias, MASKED))
+    new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
+    weights = jnp.exp(scores - new_top[..., None])
+    decay = jnp.exp(top - new_top)
+    return (new_top, total * decay + jnp.sum(weights, axis=-1),
+            mixed * decay[..., None] + mix(weights, v))
+
+  rows = q_BKQH.shape[:3]
+  init = (jnp.full(rows, MASKED, jnp.float32), jnp.zeros(rows, jnp.float32), jnp.zeros(q_BKQH.shape, jnp.float32))
+  _, total, mixed = jax.lax.fori_loop(0, (num_live + block - 1) // block, one_block, init)
+  return (mixed / total[..., None]).reshape(shape)
+
+
+class Attention(nnx.Module):
+  """Queries, keys and values come from one fused weight, grouped by kv head: [D, K, G + 2, H].
+
+  Of the G + 2 slices of a kv head the first G are its queries, then come its key and its value, so that
+  sharding the K axis keeps every group whole.
+  """
+
+  def __init__(self, config: DecoderConfig, layer: int, rngs: nnx.Rngs):
+    self.config, self.layer = config, layer
+    groups = (config.num_kv_heads, config.group_size + 2, config.head_dim)
+    self.qkv = init_weight(rngs, (config.width, *groups), config.width, config.dtype)
+    self.out = init_weight(
+        rngs, (config.num_heads, config.head_dim, config.width), config.num_heads * config.head_dim, config.dtype)
+    self.qkv_bias = nnx.Param(jnp.zeros(groups, config.dtype)) if config.qkv_bias else None
+    self.q_norm = nnx.Param(jnp.ones(config.head_dim, config.dtype)) if config.qk_norm else None
+    self.k_norm = nnx.Param(jnp.ones(config.head_dim, config.dtype)) if config.qk_norm else None
+    if config.positions == 'relative':
+      heads = (config.num_heads, config.head_dim)
+      self.relative = init_weight(rngs, (config.width, *heads), config.width, config.dtype)
+      self.content_bias = nnx.Param(jnp.zeros(heads, config.dtype))
+      self.position_bias = nnx.Param(jnp.zeros(heads, config.dtype))
+
+  def project_distances(self, distances_SD: Array) -> Array:
+    """Keys of the distances 0..S-1, [N, S, H]: the same for every token, so computed once per cache."""
+    return jnp.einsum('SD,DNH->NSH', distances_SD.astype(self.relative.dtype), self.relative[...])
+
+  def __call__(self, x_BTD: Array, positions_BT: Array, mask_BTS: Array, angles, cache: KVCache,
+               num_live: Array) -> tuple[Array, KVCache]:
+    """Writes this layer's keys and values into the cache and attends; [B, T, D] and the cache."""
+    config = self.config
+    batch, width = x_BTD.shape[:2]
+    qkv = jnp.einsum('BTD,DKXH->BTKXH', x_BTD, self.qkv[...])
+    qkv = jax.lax.optimization_barrier(qkv)  # else XLA:TPU re-lays the whole weight out in every layer
+    if self.qkv_bias is not None:
+      qkv = qkv + self.qkv_bias[...]
+    q_BTKGH, k_BTKH, v_BTKH = qkv[:, :, :, :-2], qkv[:, :, :, -2], qkv[:, :, :, -1]
+    if self.q_norm is not None:
+      q_BTKGH = rms_norm(q_BTKGH, self.q_norm[...], config.norm_eps)
+      k_BTKH = rms_norm(k_BTKH, self.k_norm[...], config.norm_eps)
+    if config.positions == 'rope':
+      cos, sin = angles  # [B, T, H/2]
+      q_BTKGH = rotate(q_BTKGH, cos[:, :, None, None], sin[:, :, None, None])
+      k_BTKH = rotate(k_BTKH, cos[:, :, None], sin[:, :, None])
+    cache = cache.write_layer(self.layer, k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2))
+
+    mask = window_mask(mask_BTS, positions_BT, cache.position_BS, config.window(self.layer))
+    bias = jnp.where(mask, 0.0, MASKED)[:, None, None]
+    q_BKGTH = q_BTKGH.transpose(0, 2, 3, 1, 4) * (config.head_dim ** -0.5)
+    if config.positions == 'relative':
+      bias = bias + self._distance_scores(q_BKGTH, positions_BT, cache)
+      q_BKGTH = q_BKGTH + self._per_group(self.content_bias) * (config.head_dim ** -0.5)
+    mixed = attend(q_BKGTH, cache.k[self.layer], cache.v[self.layer], bias, num_live, config.attention_block)
+    mixed_BTNH = mixed.astype(x_BTD.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, config.num_heads, -1)
+    return jnp.einsum('BTNH,NHD->BTD', mixed_BTNH, self.out[...]), cache
+
+  def _per_group(self, bias: nnx.Param) -> Array:
+    config = self.config
+    return bias[...].reshape(config.num_kv_heads, config.group_size, 1, config.head_dim)
+
+  def _distance_scores(self, q_BKGTH: Array, positions_BT: Array, cache: KVCache) -> Array:
+    """Terms (b) and (d) of Dai et al. (2019), equation 5, [B, K, G, T, S]."""
+    config = self.config
+    relative_KGSH = cache.relative[self.layer].reshape(
+        config.num_kv_heads, config.group_size, cache.capacity, config.head_dim)
+    query = q_BKGTH + self._per_group(self.position_bias) * (config.head_dim ** -0.5)
+    by_distance = jnp.einsum('BKGTH,KGSH->BKGTS', query, relative_KGSH, preferred_element_type=jnp.float32)
+    distance_BTS = jnp.clip(positions_BT[:, :, None] - cache.position_BS[:, None, :], 0, cache.capacity - 1)
+    return jnp.take_along_axis(by_distance, distance_BTS[:, None, None], axis=-1)

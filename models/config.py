@@ -1,0 +1,156 @@
+"""Shapes and switches of a decoder, as a frozen (hence hashable, hence static) dataclass."""
+
+import dataclasses
+
+from models.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+  """How rotary frequencies are stretched beyond the trained context.
+
+  Attributes:
+    kind: 'linear' (Chen et al., 2023, position interpolation), 'llama3' or 'yarn' (Peng et al., 2023).
+    factor: by how much the context grows.
+    original_max_positions: trained context length; llama3 and yarn.
+    low_freq_factor, high_freq_factor: band borders of llama3.
+    beta_fast, beta_slow: band borders of yarn, in rotations over the trained context.
+    attention_factor: yarn's factor on cos and sin; None means 0.1 ln(factor) + 1.
+    truncate: whether yarn rounds its band borders to whole dimensions.
+  """
+
+  kind: str
+  factor: float
+  original_max_positions: int = 0
+  low_freq_factor: float = 1.0
+  high_freq_factor: float = 4.0
+  beta_fast: float = 32.0
+  beta_slow: float = 1.0
+  attention_factor: float | None = None
+  truncate: bool = True
+
+  def __post_init__(self):
+    if self.kind not in ('linear', 'llama3', 'yarn'):
+      raise InputError(f"rope scaling {self.kind!r} is not supported: use 'linear', 'llama3' or 'yarn'")
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+  """A decoder-only transformer: the Llama family, or Chinchilla / Gopher.
+
+  Attributes:
+    vocab_size: rows of the embedding, padding rows included.
+    width: D, size of the residual stream.
+    num_layers: L.
+    num_heads, num_kv_heads: N query heads share K key/value heads (N a multiple of K).
+    head_dim: H.
+    ff_width: F.
+    mlp: 'swiglu' (Llama) or 'gelu' (Chinchilla).
+    positions: 'rope', or 'relative' (Dai et al., 2019, Transformer-XL; Gopher and Chinchilla).
+    rope_theta, rope_scaling: rotary base and its scaling.
+    max_positions: longest sequence the model was made for.
+    norm_eps: of RMSNorm.
+    tied_embedding: whether the LM head is the transposed embedding.
+    qkv_bias: biases on queries, keys and values (Qwen2).
+    qk_norm: RMSNorm on each query and key head (Qwen3).
+    windows: sliding window per layer (None: full attention); empty means full attention in all layers.
+    dtype: of weights, activations and cache. Norms, softmax and rotary angles are float32 always.
+    attention_block: cache slots read at a time, so that a pass costs what is live rather than what is
+      allocated; None reads the whole cache at once (keeps weight prefetch on TPU).
+  """
+
+  vocab_size: int
+  width: int
+  num_layers: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  ff_width: int
+  mlp: str = 'swiglu'
+  positions: str = 'rope'
+  rope_theta: float = 10_000.0
+  rope_scaling: RopeScaling | None = None
+  max_positions: int = 2048
+  norm_eps: float = 1e-5
+  tied_embedding: bool = False
+  qkv_bias: bool = False
+  qk_norm: bool = False
+  windows: tuple[int | None, ...] = ()
+  dtype: str = 'float32'
+  attention_block: int | None = 256
+
+  def __post_init__(self):
+    if self.num_heads % self.num_kv_heads:
+      raise InputError(f'num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}')
+    if self.mlp not in ('swiglu', 'gelu'):
+      raise InputError(f"mlp={self.mlp!r} is not supported: use 'swiglu' or 'gelu'")
+    if self.positions not in ('rope', 'relative'):
+      raise InputError(f"positions={self.positions!r} is not supported: use 'rope' or 'relative'")
+    if self.windows and len(self.windows) != self.num_layers:
+      raise InputError(f'windows names {len(self.windows)} layers, the model has {self.num_layers}')
+
+  @property
+  def group_size(self) -> int:
+    """G: query heads per key/value head."""
+    return self.num_heads // self.num_kv_heads
+
+  def window(self, layer: int) -> int | None:
+    return self.windows[layer] if self.windows else None
+
+  @classmethod
+  def chinchilla(cls, width: int, num_heads: int, num_layers: int, **changes) -> 'DecoderConfig':
+    """Gopher-style block: 4x GELU MLP, head size 128, relative positions (Hoffmann et al., 2022, A)."""
+    fields = dict(
+        vocab_size=32_000, width=width, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_heads,
+        head_dim=128, ff_width=4 * width, mlp='gelu', positions='relative', max_positions=2048,
+        tied_embedding=True, dtype='bfloat16', attention_block=None)
+    return cls(**(fields | changes))
+
+  @classmethod
+  def chinchilla_70b(cls, **changes) -> 'DecoderConfig':
+    """The target of Chen et al. (2023)."""
+    return cls.chinchilla(8192, 64, 80, **changes)
+
+  @classmethod
+  def chinchilla_4b(cls, **changes) -> 'DecoderConfig':
+    """The draft of Chen et al. (2023): wide and shallow, for few all-reduces."""
+    return cls.chinchilla(6144, 48, 8, **changes)
+
+  @classmethod
+  def smollm2_135m(cls, **changes) -> 'DecoderConfig':
+    fields = dict(
+        vocab_size=49_152, width=576, num_layers=30, num_heads=9, num_kv_heads=3, head_dim=64, ff_width=1536,
+        rope_theta=100_000.0, max_positions=8192, tied_embedding=True)
+    return cls(**(fields | changes))
+
+  @classmethod
+  def llama2_7b(cls, **changes) -> 'DecoderConfig':
+    fields = dict(
+        vocab_size=32_000, width=4096, num_layers=32, num_heads=32, num_kv_heads=32, head_dim=128, ff_width=11_008,
+        max_positions=4096, dtype='bfloat16')
+    return cls(**(fields | changes))
+
+  @classmethod
+  def llama3_8b(cls, **changes) -> 'DecoderConfig':
+    """Llama 3.1, with its rope scaling."""
+    fields = dict(
+        vocab_size=128_256, width=4096, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128, ff_width=14_336,
+        rope_theta=500_000.0, rope_scaling=RopeScaling('llama3', 8.0, 8192), max_positions=131_072,
+        dtype='bfloat16')
+    return cls(**(fields | changes))
+
+  @classmethod
+  def mistral_7b(cls, **changes) -> 'DecoderConfig':
+    """Mistral 7B v0.1, with its sliding window."""
+    fields = dict(
+        vocab_size=32_000, width=4096, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128, ff_width=14_336,
+        max_positions=32_768, windows=(4096,) * 32, dtype='bfloat16')
+    return cls(**(fields | changes))
+
+  @classmethod
+  def tiny(cls, **changes) -> 'DecoderConfig':
+    """The toy of tests and `configs/tiny.py`: 13 tokens, two layers, grouped queries."""
+    fields = dict(
+        vocab_size=13, width=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, ff_width=64,
+        max_positions=512)
+    return cls(**(fields | changes))

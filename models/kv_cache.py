@@ -1,0 +1,97 @@
+"""The key/value cache: one array per layer, one committed length per row."""
+
+from flax import struct
+import jax
+from jax import Array
+import jax.numpy as jnp
+import numpy as np
+
+MAX_UNROLLED_ROWS = 32
+
+
+def write_rows(buffer_BKSH: Array, update_BKTH: Array, start_B: Array) -> Array:
+  """Writes `update` into slots start..start+T-1 of each row.
+
+  Unrolled over rows, since each slice update then stays in place on TPU and CPU; a large batch takes one scatter.
+  The caller leaves room: start + T <= S (`dynamic_update_slice` would shift the write, silently).
+  """
+  batch, width = buffer_BKSH.shape[0], update_BKTH.shape[2]
+  if batch <= MAX_UNROLLED_ROWS:
+    for row in range(batch):
+      buffer_BKSH = jax.lax.dynamic_update_slice(
+          buffer_BKSH, update_BKTH[row:row + 1].astype(buffer_BKSH.dtype), (row, 0, start_B[row], 0))
+    return buffer_BKSH
+  slots_BT = start_B[:, None] + jnp.arange(width)
+  rows_B1 = jnp.arange(batch)[:, None]
+  return buffer_BKSH.at[rows_B1, :, slots_BT].set(
+      update_BKTH.swapaxes(1, 2).astype(buffer_BKSH.dtype), mode='drop')
+
+
+@struct.dataclass
+class KVCache:
+  """Keys and values of every layer, with a committed length per row.
+
+  Invariant: nothing in a slot at or past `length_B` is ever visible, so rolling back is setting the length.
+
+  Attributes:
+    k, v: per layer [B, K, S, H].
+    position_BS: position in the text of the token in each slot (differs from the slot in trees).
+    length_B: committed slots of each row.
+    relative: per layer the projected distance embeddings [N, S, H] of Transformer-XL; empty with rope.
+  """
+
+  k: tuple[Array, ...]
+  v: tuple[Array, ...]
+  position_BS: Array
+  length_B: Array
+  relative: tuple[Array, ...] = ()
+
+  @classmethod
+  def zeros(cls, num_layers: int, batch: int, num_kv_heads: int, capacity: int, head_dim: int, dtype) -> 'KVCache':
+    shape = (batch, num_kv_heads, capacity, head_dim)
+    return cls(
+        k=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+        v=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+        position_BS=jnp.zeros((batch, capacity), jnp.int32),
+        length_B=jnp.zeros((batch,), jnp.int32))
+
+  @property
+  def capacity(self) -> int:
+    return self.position_BS.shape[1]
+
+  def causal_mask(self, width: int) -> Array:
+    """[B, T, S]: query i of the next `width` tokens sees slots 0..length+i."""
+    slot_S = jnp.arange(self.capacity)
+    last_BT = self.length_B[:, None] + jnp.arange(width)
+    return slot_S <= last_BT[..., None]
+
+  def mark_positions(self, positions_BT: Array) -> 'KVCache':
+    """Records the positions of the tokens about to be written at the committed length."""
+    written = write_rows(self.position_BS[:, None, :, None], positions_BT[:, None, :, None], self.length_B)
+    return self.replace(position_BS=written[:, 0, :, 0])
+
+  def write_layer(self, layer: int, k_BKTH: Array, v_BKTH: Array) -> 'KVCache':
+    """Writes one layer's keys and values at the committed length; the length stays."""
+    k = write_rows(self.k[layer], k_BKTH, self.length_B)
+    v = write_rows(self.v[layer], v_BKTH, self.length_B)
+    return self.replace(
+        k=self.k[:layer] + (k,) + self.k[layer + 1:], v=self.v[:layer] + (v,) + self.v[layer + 1:])
+
+  def with_length(self, length_B: Array) -> 'KVCache':
+    """Commits or rolls back to `length_B` (absolute; no negative lengths).
+
+    Raises:
+      ValueError: outside of jit, if a length is negative or past the capacity.
+    """
+    if not isinstance(length_B, jax.core.Tracer):
+      lengths = np.asarray(length_B)
+      if (lengths < 0).any() or (lengths > self.capacity).any():
+        raise ValueError(f'cache lengths must lie in 0..{self.capacity}, got {lengths.tolist()}')
+    return self.replace(length_B=length_B)
+
+  def rollback(self, length_B: Array) -> 'KVCache':
+    """Like `with_length`, and outside of jit refuses to go past what is committed."""
+    if not isinstance(length_B, jax.core.Tracer) and (np.asarray(length_B) > np.asarray(self.length_B)).any():
+      raise ValueError(f'rollback to {np.asarray(length_B).tolist()} goes past the committed '
+                       f'{np.asarray(self.length_B).tolist()}')
+    return self.with_length(length_B)

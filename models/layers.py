@@ -1,0 +1,107 @@
+"""Norms, positions and MLPs: the pieces of a decoder block that have no cache."""
+
+import math
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.config import DecoderConfig, RopeScaling
+
+
+def rms_norm(x, scale_D, eps: float):
+  """Zhang and Sennrich (2019), over the last axis, computed in float32, returned in the dtype of `x`."""
+  x32 = x.astype(jnp.float32)
+  x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+  return (x32 * scale_D.astype(jnp.float32)).astype(x.dtype)
+
+
+def linear_scaling(frequency: np.ndarray, scaling: RopeScaling) -> np.ndarray:
+  return frequency / scaling.factor
+
+
+def llama3_scaling(frequency: np.ndarray, scaling: RopeScaling) -> np.ndarray:
+  """Long waves are stretched by `factor`, short ones kept, a linear blend between."""
+  rotations = scaling.original_max_positions * frequency / (2 * np.pi)
+  blend = (rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+  blend = np.clip(blend, 0.0, 1.0)
+  return frequency * (blend + (1 - blend) / scaling.factor)
+
+
+def yarn_scaling(frequency: np.ndarray, scaling: RopeScaling, theta: float) -> np.ndarray:
+  """Peng et al. (2023), section 3.2: interpolate slow dimensions, keep fast ones, ramp between."""
+  head_dim = 2 * len(frequency)
+
+  def dimension(rotations):
+    return head_dim * math.log(scaling.original_max_positions / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+  low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+  if scaling.truncate:
+    low, high = math.floor(low), math.ceil(high)
+  low, high = max(low, 0), min(high, head_dim - 1)
+  if low == high:
+    high += 0.001
+  ramp = np.clip((np.arange(len(frequency)) - low) / (high - low), 0.0, 1.0)
+  return frequency / scaling.factor * ramp + frequency * (1 - ramp)
+
+
+def rope_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
+  """Angular frequencies [H/2] in radians per position, and the factor on cos and sin (1 except for yarn)."""
+  frequency = config.rope_theta ** -(np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
+  scaling = config.rope_scaling
+  if scaling is None:
+    return frequency, 1.0
+  if scaling.kind == 'linear':
+    return linear_scaling(frequency, scaling), 1.0
+  if scaling.kind == 'llama3':
+    return llama3_scaling(frequency, scaling), 1.0
+  factor = scaling.attention_factor
+  if factor is None:
+    factor = 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+  return yarn_scaling(frequency, scaling, config.rope_theta), factor
+
+
+def rope_angles(config: DecoderConfig, positions_BT):
+  """cos and sin [B, T, H/2] in float32. Angles are computed, never looked up: no table to run off."""
+  frequency, factor = rope_frequencies(config)
+  angle = positions_BT[..., None].astype(jnp.float32) * jnp.asarray(frequency, jnp.float32)
+  return jnp.cos(angle) * factor, jnp.sin(angle) * factor
+
+
+def rotate(x, cos, sin):
+  """Rotary embedding in the half-split layout (dimension i pairs with i + H/2); `x` [..., H]."""
+  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+  return turned.astype(x.dtype)
+
+
+def sinusoids(num_distances: int, width: int):
+  """Sinusoidal embedding of distances 0..num_distances-1, [distance, D] float32 (Vaswani et al., 2017)."""
+  frequency = 10_000.0 ** -(jnp.arange(0, width, 2, dtype=jnp.float32) / width)
+  angle = jnp.arange(num_distances, dtype=jnp.float32)[:, None] * frequency
+  return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+
+
+def init_weight(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int, dtype: str):
+  """Gaussian with variance 1 / fan_in."""
+  return nnx.Param(jax.random.normal(rngs.params(), shape, jnp.float32).astype(dtype) * (fan_in ** -0.5))
+
+
+class Mlp(nnx.Module):
+  """SwiGLU (Shazeer, 2020) with gate and up fused, or the plain GELU MLP of Chinchilla."""
+
+  def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+    width, ff = config.width, config.ff_width
+    self.gated = config.mlp == 'swiglu'
+    up_shape = (width, 2, ff) if self.gated else (width, ff)
+    self.up = init_weight(rngs, up_shape, width, config.dtype)
+    self.down = init_weight(rngs, (ff, width), ff, config.dtype)
+
+  def __call__(self, x_BTD):
+    if self.gated:
+      both = jnp.einsum('BTD,DCF->BTCF', x_BTD, self.up[...])
+      hidden_BTF = jax.nn.silu(both[:, :, 0]) * both[:, :, 1]
+    else:
+      hidden_BTF = jax.nn.gelu(jnp.einsum('BTD,DF->BTF', x_BTD, self.up[...]))
+    return jnp.einsum('BTF,FD->BTD', hidden_BTF, self.down[...])
