@@ -1,0 +1,104 @@
+"""Text <-> ids."""
+
+import codecs
+from collections.abc import Iterable, Sequence
+import os
+
+from models import chat
+from models.errors import InputError
+from models.loading import gguf, vocabulary
+
+
+class Tokenizer:
+  """Text <-> ids.
+
+  Attributes:
+    num_tokens: real tokens; a model's logits may be wider.
+    vocab: id -> string.
+    bos_id, eos_id, pad_id: None if there is none.
+    eos_ids: every id that ends a generation, ends of chat turns included.
+    chat_template: Jinja source, or None.
+  """
+
+  def __init__(self, parts: vocabulary.Vocabulary):
+    self._parts = parts
+    self.num_tokens = len(parts.names)
+    self.vocab = {token: name for token, name in enumerate(parts.names) if name}
+    self.bos_id, self.eos_id, self.pad_id = parts.bos_id, parts.eos_id, parts.pad_id
+    self.eos_ids = parts.eos_ids
+    self.chat_template = parts.chat_template
+
+  @classmethod
+  def from_gguf(cls, path: str | os.PathLike) -> 'Tokenizer':
+    """From the metadata of a GGUF file.
+
+    Raises:
+      InputError: if the file or its kind of tokenizer is at fault.
+    """
+    with gguf.GgufFile(path) as file:
+      return cls(vocabulary.from_gguf(file))
+
+  def encode(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
+    """Ids of a text.
+
+    Args:
+      text: any text.
+      add_special: put the model's beginning and end tokens around it, if it has them.
+      parse_special: read `<|im_end|>` and the like as control tokens. Not for text of a user's.
+    """
+    ids = self._parts.splitter.encode(text, parse_special)
+    return [*self._parts.before, *ids, *self._parts.after] if add_special else ids
+
+  def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+    """Text of ids; bytes that are no UTF-8 become U+FFFD."""
+    stream = StreamDecoder(self, skip_special)
+    return stream.feed(ids) + stream.finish()
+
+  def piece(self, token: int, skip_special: bool = True) -> bytes:
+    """The bytes of one id in the middle of a text."""
+    if not 0 <= token < self.num_tokens:
+      raise InputError(f'token id {token} is not in the vocabulary of {self.num_tokens} tokens')
+    if token in self._parts.specials and not skip_special:
+      return self._parts.names[token].encode()
+    return self._parts.pieces[token]
+
+  def token_bytes(self) -> list[bytes]:
+    """What each id adds in the middle of a text; b'' for control tokens."""
+    return list(self._parts.pieces)
+
+  @property
+  def space_prefix(self) -> bool:
+    """Whether encoding puts a space before a text, which decoding takes away again."""
+    return self._parts.space_prefix
+
+  def apply_chat(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    """The text of a conversation, to be encoded with `parse_special=True` and without `add_special`.
+
+    Raises:
+      InputError: if the model has no chat template, or its template refuses the messages.
+    """
+    if self.chat_template is None:
+      raise InputError('this model has no chat template: give it the prompt as plain text')
+    names = {key: '' if token is None else self.vocab[token]
+             for key, token in (('bos_token', self.bos_id), ('eos_token', self.eos_id), ('pad_token', self.pad_id))}
+    return chat.render(self.chat_template, messages, add_generation_prompt=add_generation_prompt, **names)
+
+
+class StreamDecoder:
+  """Decodes ids as they come. Half a UTF-8 character is held back until its other half arrives."""
+
+  def __init__(self, tokenizer: Tokenizer, skip_special: bool = True):
+    self._tokenizer, self._skip_special = tokenizer, skip_special
+    self._utf8 = codecs.getincrementaldecoder('utf-8')('replace')
+    self._at_start = tokenizer.space_prefix
+
+  def feed(self, ids: Iterable[int]) -> str:
+    """The text that is certain after these ids; the texts of all calls join up to `decode` of all ids."""
+    data = b''.join(self._tokenizer.piece(token, self._skip_special) for token in ids)
+    if self._at_start and data:
+      data, self._at_start = data.removeprefix(b' '), False
+    return self._utf8.decode(data)
+
+  def finish(self) -> str:
+    """What was held back: U+FFFD for a character that never became whole."""
+    return self._utf8.decode(b'', final=True)
