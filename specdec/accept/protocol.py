@@ -1,0 +1,33 @@
+"""The shape of an accept rule."""
+
+from typing import Protocol
+
+from jax import Array
+
+from specdec.draft import Draft, Verdict
+from specdec.rng import Purpose
+
+
+class AcceptRule(Protocol):
+  """A pure function of keys, draft and target laws; sees no model, cache or mesh.
+
+  Attributes:
+    name: as configs name it.
+    lossless: whether the emitted tokens follow the target's law exactly.
+    draft_purpose: which noise a drafter must draw its tokens with.
+  """
+
+  name: str
+  lossless: bool
+  draft_purpose: Purpose
+
+  def __call__(self, row_key_B: Array, position_B: Array, draft: Draft, target_probs_BTV: Array) -> Verdict:
+    """Decides one step.
+
+    Args:
+      row_key_B: the rows' keys.
+      position_B: position in the text of the first drafted token.
+      draft: M drafted tokens per row.
+      target_probs_BTV: T = M + 1 laws; law i follows the first i drafted tokens.
+    """
+    ...

@@ -1,0 +1,120 @@
+"""A smaller language model as the draft, with its own cache (Chen et al., 2023; Leviathan et al., 2023)."""
+
+import dataclasses
+
+from flax import struct
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from models.kv_cache import KVCache
+from models.protocol import LanguageModel
+from specdec import rng
+from specdec.draft import Draft
+from specdec.drafters.protocol import Context
+from specdec.warp import warp
+
+CATCH_UP = 8  # tokens per pass when the cache lags (only after steps that drafted nothing)
+
+
+@struct.dataclass
+class ModelDraftState:
+  """State between steps.
+
+  Attributes:
+    cache: its length never exceeds the text's minus 2: the two newest tokens are fed by the next draft's first pass.
+    drafted: whether the last step ran the model.
+  """
+
+  cache: KVCache
+  drafted: Array
+
+
+def feed(model: LanguageModel, cache: KVCache, tokens_BL: Array, start_B: Array, width: int,
+         rows_BR: Array) -> tuple[Array, KVCache]:
+  """Runs the `width` tokens from `start` of each row; logits of the asked rows, and the cache at `start`."""
+  position_BT = start_B[:, None] + jnp.arange(width)
+  tokens_BT = jnp.take_along_axis(tokens_BL, jnp.minimum(position_BT, tokens_BL.shape[1] - 1), axis=1)
+  cache = cache.with_length(start_B)
+  output = model(tokens_BT, position_BT, cache.causal_mask(width), cache, rows_BR)
+  return output.logits_BRV, output.cache
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """Any smaller model with the target's vocabulary, or the first layers of the target.
+
+  γ passes per step, not γ + 1: the first pass takes the two newest tokens, since after full acceptance the last
+  drafted one has not been through the model yet. Rows longer than the draft's own context draft nothing and go on
+  as plain decoding.
+
+  Attributes:
+    num_tokens: ids both vocabularies share; padding logits beyond are cut before the law is made.
+    capacity: cache slots per row.
+  """
+
+  num_tokens: int
+  capacity: int
+
+  name = 'model'
+
+  def init(self, params: LanguageModel, tokens_BL: Array, length_B: Array, bucket: int) -> ModelDraftState:
+    batch = tokens_BL.shape[0]
+    cache = params.init_cache(batch, self.capacity)
+    none_BR = jnp.zeros((batch, 0), jnp.int32)
+    _, cache = feed(params, cache, tokens_BL, jnp.zeros_like(length_B), bucket, none_BR)
+    return ModelDraftState(cache.with_length(jnp.maximum(length_B - 2, 0)), jnp.bool_(False))
+
+  def propose(self, params: LanguageModel, state: ModelDraftState, context: Context,
+              gamma: int) -> tuple[Draft, ModelDraftState]:
+    fits_B = context.length_B + context.gamma_B <= params.max_positions
+    count_B = jnp.where(fits_B & context.live_B, context.gamma_B, 0)
+    num_passes = jnp.max(count_B)
+    batch, vocab = count_B.shape[0], self.num_tokens
+    tokens_BM = jnp.zeros((batch, gamma), jnp.int32)
+    probs_BMV = jnp.zeros((batch, gamma, vocab), jnp.float32)
+
+    def draft(cache):
+      cache = self._catch_up(params, cache, context)
+      start_B = jnp.maximum(context.length_B - 2, 0)
+      newest_B1 = (context.length_B - 1 - start_B)[:, None]
+      logits_B1V, cache = feed(params, cache, context.tokens_BL, start_B, 2, newest_B1)
+      token_B, law_BV = self._draw(logits_B1V, context, 0)
+      return jax.lax.fori_loop(
+          1, num_passes, one_pass,
+          (tokens_BM.at[:, 0].set(token_B), probs_BMV.at[:, 0].set(law_BV), cache))
+
+    def one_pass(index, carry):
+      tokens_BM, probs_BMV, cache = carry
+      cache = cache.with_length(context.length_B + index - 1)
+      newest_B1 = jax.lax.dynamic_slice_in_dim(tokens_BM, index - 1, 1, axis=1)
+      output = params(newest_B1, cache.length_B[:, None], cache.causal_mask(1), cache)
+      token_B, law_BV = self._draw(output.logits_BRV, context, index)
+      return tokens_BM.at[:, index].set(token_B), probs_BMV.at[:, index].set(law_BV), output.cache
+
+    tokens_BM, probs_BMV, cache = jax.lax.cond(
+        num_passes > 0, draft, lambda cache: (tokens_BM, probs_BMV, cache), state.cache)
+    cache = cache.with_length(state.cache.length_B)
+    return Draft(tokens_BM, probs_BMV, count_B), ModelDraftState(cache, num_passes > 0)
+
+  def observe(self, state: ModelDraftState, length_B: Array) -> ModelDraftState:
+    """After a drafting step all but the two newest tokens are in the cache; after another, what was."""
+    valid_B = jnp.where(state.drafted, jnp.maximum(length_B - 2, 0), state.cache.length_B)
+    return state.replace(cache=state.cache.with_length(valid_B))
+
+  def _catch_up(self, params: LanguageModel, cache: KVCache, context: Context) -> KVCache:
+    """Feeds what steps without a draft left out, so that only the two newest tokens are missing."""
+    none_BR = jnp.zeros((context.length_B.shape[0], 0), jnp.int32)
+    wanted_B = jnp.where(context.live_B, jnp.maximum(context.length_B - 2, 0), 0)
+
+    def chunk(cache):
+      start_B = cache.length_B
+      _, cache = feed(params, cache, context.tokens_BL, start_B, CATCH_UP, none_BR)
+      return cache.with_length(jnp.maximum(start_B, jnp.minimum(start_B + CATCH_UP, wanted_B)))
+
+    return jax.lax.while_loop(lambda cache: jnp.any(cache.length_B < wanted_B), chunk, cache)
+
+  def _draw(self, logits_B1V: Array, context: Context, index: int | Array) -> tuple[Array, Array]:
+    law_BV = warp(logits_B1V[:, 0, :self.num_tokens], context.sampling)
+    noise_BV = rng.gumbels(context.row_key_B, context.length_B + index, self.num_tokens, context.purpose)
+    return rng.draw(law_BV, noise_BV), law_BV

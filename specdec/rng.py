@@ -1,0 +1,48 @@
+"""Keys by position: a row's text depends on its own key alone, not on its neighbours or on the drafter's luck.
+
+Every random number is drawn from `fold_in(fold_in(row key, position), purpose)`. Reusing the noise of a position
+after a rejection is exact for rules that never look past the first rejected token (`rejection`, `coupled`): a
+discarded token had no influence on anything that was kept.
+"""
+
+import enum
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+
+class Purpose(enum.IntEnum):
+  DRAFT = 0  # drawing the drafted token
+  ACCEPT = 1  # the uniform of the acceptance test
+  EMIT = 2  # the correction or bonus token
+  SHARED = 3  # noise that draft and target share (coupled rule)
+
+
+def row_keys(seeds_B: Array) -> Array:
+  """One key per row from one seed per row."""
+  return jax.vmap(jax.random.key)(seeds_B)
+
+
+def keys_at(row_key_B: Array, position_B: Array, purpose: Purpose) -> Array:
+  """The key of each row for one position of its text and one purpose."""
+  return jax.vmap(lambda key, position: jax.random.fold_in(jax.random.fold_in(key, position), purpose))(
+      row_key_B, position_B)
+
+
+def uniforms(row_key_B: Array, position_B: Array, width: int, purpose: Purpose) -> Array:
+  """[B, T] uniforms in [0, 1) for the positions position..position+T-1 of each row."""
+  draw = jax.vmap(jax.random.uniform)
+  return jnp.stack(
+      [draw(keys_at(row_key_B, position_B + i, purpose)) for i in range(width)], axis=1) if width else (
+          jnp.zeros((position_B.shape[0], 0)))
+
+
+def gumbels(row_key_B: Array, position_B: Array, vocab: int, purpose: Purpose) -> Array:
+  """[B, V] standard Gumbel noise, float32 always: in bfloat16 a large vocabulary is badly skewed."""
+  return jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32))(keys_at(row_key_B, position_B, purpose))
+
+
+def draw(law_BV: Array, noise_BV: Array) -> Array:
+  """[B] tokens from the laws by the Gumbel-max trick (Gumbel, 1954); ties go to the lowest id."""
+  return jnp.argmax(jnp.log(law_BV) + noise_BV, axis=-1).astype(jnp.int32)
