@@ -1,0 +1,107 @@
+"""The one stopwatch: every time this project reports was taken here."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+import dataclasses
+import functools
+import os
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.errors import InputError
+
+CPU_BYTES, DEVICE_BYTES = 1 << 29, 1 << 30  # far beyond any cache
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+  """Times of one function.
+
+  Attributes:
+    seconds: of each timed call.
+    first_call_seconds: of the very first call, compilation included.
+    result: what the last call returned.
+  """
+
+  seconds: tuple[float, ...]
+  first_call_seconds: float
+  result: Any = None
+
+  @property
+  def median(self) -> float:
+    return float(np.median(self.seconds))
+
+  @property
+  def p10(self) -> float:
+    return float(np.percentile(self.seconds, 10))
+
+  @property
+  def p90(self) -> float:
+    return float(np.percentile(self.seconds, 90))
+
+  @property
+  def compile_seconds(self) -> float:
+    """What the first call took beyond a usual one."""
+    return max(0.0, self.first_call_seconds - self.median)
+
+
+def _call(function: Callable[[], Any]) -> tuple[float, Any]:
+  start = time.perf_counter()
+  result = jax.block_until_ready(function())
+  return time.perf_counter() - start, result
+
+
+def measure(functions: Mapping[str, Callable[[], Any]], repeats: int, warmups: int = 1) -> dict[str, Timing]:
+  """Times functions side by side: in turns, in this process, each call until all of its result is computed.
+
+  In turns, because a machine that slows down for a while should slow all of them.
+
+  Args:
+    functions: by name; called without arguments.
+    repeats: timed calls of each.
+    warmups: untimed calls of each before, at least one; the first also compiles and is reported apart.
+  """
+  if repeats < 1 or warmups < 1:
+    raise InputError(f'repeats and warmups must be at least 1, not {repeats} and {warmups}')
+  first = {name: _call(function)[0] for name, function in functions.items()}
+  seconds: dict[str, list[float]] = {name: [] for name in functions}
+  results: dict[str, Any] = {}
+  for turn in range(1, warmups + repeats):
+    for name, function in functions.items():
+      elapsed, results[name] = _call(function)
+      if turn >= warmups:
+        seconds[name].append(elapsed)
+  return {name: Timing(tuple(seconds[name]), first[name], results[name]) for name in functions}
+
+
+def ratio_of_medians(baseline: Timing, other: Timing) -> float:
+  """How many times faster `other` is than `baseline`."""
+  return baseline.median / other.median
+
+
+@functools.cache
+def memory_bandwidth() -> float:
+  """Measured read bandwidth in bytes per second: of all cores together on a CPU, else of one device."""
+  return _cpu_bandwidth() if jax.default_backend() == 'cpu' else _device_bandwidth()
+
+
+def _best_seconds(function: Callable[[], Any], tries: int = 8) -> float:
+  return min(_call(function)[0] for _ in range(tries))
+
+
+def _cpu_bandwidth() -> float:
+  # A dot product: the numpy reduction that reads fastest, and it leaves the interpreter to the other threads.
+  array = np.ones(CPU_BYTES // 4, np.float32)
+  cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
+  parts = np.array_split(array, cores)
+  with ThreadPoolExecutor(cores) as pool:
+    return array.nbytes / _best_seconds(lambda: list(pool.map(lambda part: np.dot(part, part), parts)))
+
+
+def _device_bandwidth() -> float:
+  array = jnp.ones((DEVICE_BYTES // 4096, 1024), jnp.float32)
+  return array.nbytes / _best_seconds(functools.partial(jax.jit(jnp.sum), array))
