@@ -45,6 +45,7 @@ class HeaderReader:
     self.file, self.path = file, path
     self.size = os.fstat(file.fileno()).st_size
     self.position = 0
+    self.kinds: dict[str, int] = {}
 
   def fail(self, what: str) -> InputError:
     return InputError(f'{self.path} is not a whole GGUF file: {what}')
@@ -88,7 +89,8 @@ class HeaderReader:
       what = f'metadata {key!r}'
       if key in metadata:
         raise self.fail(f'{what} comes twice')
-      metadata[key] = self.value(self.number('I', what), what)
+      self.kinds[key] = self.number('I', what)
+      metadata[key] = self.value(self.kinds[key], what)
     return metadata
 
   def tensors(self, count: int) -> dict[str, TensorEntry]:
@@ -123,6 +125,7 @@ class GgufFile:
   Attributes:
     path: of the file.
     metadata: key -> number, string, numpy array or list of strings.
+    kinds: key -> GGUF type of the value.
     shapes: tensor name -> row-major shape.
   """
 
@@ -147,7 +150,7 @@ class GgufFile:
       hint = ' (big-endian files are not supported)' if version in (2 << 24, 3 << 24) else ''
       raise InputError(f'{self.path} has GGUF version {version}; versions 2 and 3 are supported{hint}')
     num_tensors, num_metadata = reader.number('Q', 'the tensor count'), reader.number('Q', 'the metadata count')
-    self.metadata = reader.metadata(num_metadata)
+    self.metadata, self.kinds = reader.metadata(num_metadata), reader.kinds
     self._entries = reader.tensors(num_tensors)
     self._place(reader)
     self.shapes = {name: entry.shape for name, entry in self._entries.items()}
@@ -196,6 +199,9 @@ class GgufFile:
   @property
   def architecture(self) -> str:
     return self.get('general.architecture', str)
+
+  def is_float(self, name: str) -> bool:
+    return not self._entries[name].kind.name.startswith('I') or self._entries[name].kind in gguf.quants._type_traits
 
   def problem(self, name: str) -> str | None:
     """Why the tensor cannot be read, or None."""
@@ -307,11 +313,7 @@ def _rope_scaling(file: GgufFile, arch: str, config: DecoderConfig) -> RopeScali
     if kind != 'none':
       raise InputError(f"{file.path} has both '{prefix}type' and a tensor 'rope_freqs.weight'")
     return llama3_from_factors(file, config)
-  understood = {'type', 'factor', 'original_context_length', 'attn_factor', 'finetuned',
-                'yarn_beta_fast', 'yarn_beta_slow', 'yarn_attn_factor'}
-  for key, value in file.metadata.items():
-    if key.startswith(prefix) and key.removeprefix(prefix) not in understood and value:
-      raise InputError(f'{file.path}: metadata {key!r} is not supported')
+  _refuse_unknown_scaling(file, prefix)
   if kind == 'none':
     if file.get(prefix + 'factor', float, 1.0) not in (0.0, 1.0):
       raise InputError(f"{file.path} has '{prefix}factor' but no '{prefix}type'")
@@ -320,13 +322,20 @@ def _rope_scaling(file: GgufFile, arch: str, config: DecoderConfig) -> RopeScali
     return RopeScaling('linear', file.get(prefix + 'factor', float))
   if kind != 'yarn':
     raise InputError(f"{file.path}: '{prefix}type' is {kind!r}: only 'none', 'linear' and 'yarn' are supported")
-  factor = file.get(prefix + 'factor', float)
-  extra = file.get(prefix + 'attn_factor', float, 1.0) * file.get(prefix + 'yarn_attn_factor', float, 1.0)
   return RopeScaling(
-      'yarn', factor, original_max_positions=file.get(prefix + 'original_context_length', int, config.max_positions),
+      'yarn', file.get(prefix + 'factor', float),
+      original_max_positions=file.get(prefix + 'original_context_length', int, config.max_positions),
       beta_fast=file.get(prefix + 'yarn_beta_fast', float, 32.0),
-      beta_slow=file.get(prefix + 'yarn_beta_slow', float, 1.0),
-      attention_factor=None if extra == 1.0 else extra * (1.0 + 0.1 * math.log(factor)))
+      beta_slow=file.get(prefix + 'yarn_beta_slow', float, 1.0))
+
+
+def _refuse_unknown_scaling(file: GgufFile, prefix: str):
+  understood = {'type', 'factor', 'original_context_length', 'finetuned', 'yarn_beta_fast', 'yarn_beta_slow'}
+  harmless = {'attn_factor': (1.0,), 'yarn_attn_factor': (1.0,), 'yarn_ext_factor': (1.0, -1.0)}
+  for key, value in file.metadata.items():
+    name = key.removeprefix(prefix)
+    if name != key and name not in understood and value not in harmless.get(name, ()) and value:
+      raise InputError(f'{file.path}: metadata {key!r} is {value!r}, which is not supported')
 
 
 def llama3_from_factors(file: GgufFile, config: DecoderConfig) -> RopeScaling | None:

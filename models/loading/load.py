@@ -14,7 +14,7 @@ import numpy as np
 from models.config import DecoderConfig
 from models.decoder import Decoder
 from models.errors import InputError
-from models.loading import gguf, name_maps
+from models.loading import gguf, hf_config, name_maps, safetensors
 
 ShardingOf = Callable[[tuple, tuple[int, ...]], jax.sharding.Sharding | None]
 
@@ -56,7 +56,8 @@ def open_checkpoint(path: str | os.PathLike):
     with gguf.GgufFile(path) as file:
       yield file, 'gguf', gguf.decoder_config(file)
   elif path.is_dir():
-    raise InputError(f"{path}: Hugging Face directories are not read yet")
+    config = hf_config.decoder_config(path)
+    yield safetensors.SafetensorsDirectory(path), 'hf', config
   elif path.exists():
     raise InputError(f'{path} is neither a .gguf file nor a directory with config.json and *.safetensors')
   else:

@@ -27,6 +27,9 @@ class TensorFile(Protocol):
   path: object
   shapes: dict[str, tuple[int, ...]]
 
+  def is_float(self, name: str) -> bool:
+    ...
+
   def problem(self, name: str) -> str | None:
     """Why the tensor cannot be read, or None."""
     ...
@@ -179,9 +182,9 @@ def assign(source: TensorFile, style: str, config: DecoderConfig,
   embedding, head = TIED_HEAD[style]
   if config.tied_embedding and head in source.shapes and not problems:
     problems += _untied(source, embedding, head)
-  allowed = {head} if config.tied_embedding else set()
+  known = wanted.keys() | ({head} if config.tied_embedding else set())
   problems += [f'{name!r} is not part of the model' for name in source.shapes
-               if name not in wanted and name not in allowed and not BUFFERS.search(name)]
+               if name not in known and not BUFFERS.search(name) and source.is_float(name)]
   if problems:
     more = f'; and {len(problems) - 3} more' if len(problems) > 3 else ''
     raise InputError(f'{source.path} does not match its configuration ({len(problems)} tensors): '
