@@ -1,6 +1,7 @@
 """One wide target pass over the newest token and the draft: the laws that the accept rule needs."""
 
 from collections.abc import Sequence
+import functools
 
 from flax import struct
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from models.kv_cache import KVCache
 from models.protocol import LanguageModel
 from specdec.draft import Draft
+from specdec.run_if import run_if
 from specdec.warp import Sampling, warp
 
 
@@ -42,24 +44,27 @@ def verify(target: LanguageModel, cache: KVCache, newest_B: Array, draft: Draft,
     logprobs: whether raw log-probabilities are wanted.
   """
   tokens_BT = jnp.concatenate([newest_B[:, None], draft.tokens_BM], axis=1)
-  full = tokens_BT.shape[1]
+  batch, full = tokens_BT.shape
 
-  def at_width(width: int):
-    def run(cache):
-      padded = max(width, rows)
-      padded_BT = jnp.pad(tokens_BT[:, :width], ((0, 0), (0, padded - width)))
-      position_BT = cache.length_B[:, None] + jnp.arange(padded)
-      batch = tokens_BT.shape[0]
-      rows_BR = None if padded == width else jnp.broadcast_to(jnp.arange(width), (batch, width))
-      output = target(padded_BT, position_BT, cache.causal_mask(padded), cache, rows_BR)
-      logits_BTV = output.logits_BRV[..., :num_tokens]
-      fill = lambda x: jnp.pad(x, ((0, 0), (0, full - width), (0, 0)))
-      raw_BTV = fill(jax.nn.log_softmax(logits_BTV, axis=-1)) if logprobs else None
-      return Scores(fill(warp(logits_BTV, sampling)), raw_BTV), output.cache
-    return run
+  def at_width(width: int, carry: tuple[Scores, KVCache]) -> tuple[Scores, KVCache]:
+    scores, cache = carry
+    padded = max(width, rows)
+    padded_BT = jnp.pad(tokens_BT[:, :width], ((0, 0), (0, padded - width)))
+    position_BT = cache.length_B[:, None] + jnp.arange(padded)
+    rows_BR = None if padded == width else jnp.broadcast_to(jnp.arange(width), (batch, width))
+    output = target(padded_BT, position_BT, cache.causal_mask(padded), cache, rows_BR)
+    logits_BTV = output.logits_BRV[..., :num_tokens]
+    scores = scores.replace(probs_BTV=scores.probs_BTV.at[:, :width].set(warp(logits_BTV, sampling)))
+    if logprobs:
+      raw_BTV = jax.nn.log_softmax(logits_BTV, axis=-1)
+      scores = scores.replace(logprobs_BTV=scores.logprobs_BTV.at[:, :width].set(raw_BTV))
+    return scores, output.cache
 
+  zeros_BTV = jnp.zeros((batch, full, num_tokens), jnp.float32)
+  carry = Scores(zeros_BTV, zeros_BTV if logprobs else None), cache
   if len(widths) == 1:
-    return at_width(full)(cache)
-  needed = jnp.max(draft.count_B) + 1
-  index = jnp.searchsorted(jnp.asarray(widths), needed)
-  return jax.lax.switch(index, [at_width(width) for width in widths], cache)
+    return at_width(full, carry)
+  chosen = jnp.searchsorted(jnp.asarray(widths), jnp.max(draft.count_B) + 1)
+  for index, width in enumerate(widths):
+    carry = run_if(chosen == index, functools.partial(at_width, width), carry)
+  return carry

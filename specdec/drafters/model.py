@@ -12,6 +12,7 @@ from models.protocol import LanguageModel
 from specdec import rng
 from specdec.draft import Draft
 from specdec.drafters.protocol import Context
+from specdec.run_if import run_if
 from specdec.warp import warp
 
 CATCH_UP = 8  # tokens per pass when the cache lags (only after steps that drafted nothing)
@@ -71,20 +72,17 @@ class Model:
     count_B = jnp.where(fits_B & context.live_B, context.gamma_B, 0)
     num_passes = jnp.max(count_B)
     batch, vocab = count_B.shape[0], self.num_tokens
-    tokens_BM = jnp.zeros((batch, gamma), jnp.int32)
-    probs_BMV = jnp.zeros((batch, gamma, vocab), jnp.float32)
+    cache = run_if(num_passes > 0, lambda cache: self._catch_up(params, cache, context), state.cache)
 
-    def draft(cache):
-      cache = self._catch_up(params, cache, context)
+    def newest_two(carry):
+      tokens_BM, probs_BMV, cache = carry
       start_B = jnp.maximum(context.length_B - 2, 0)
       newest_B1 = (context.length_B - 1 - start_B)[:, None]
       logits_B1V, cache = feed(params, cache, context.tokens_BL, start_B, 2, newest_B1)
       token_B, law_BV = self._draw(logits_B1V, context, 0)
-      return jax.lax.fori_loop(
-          1, num_passes, one_pass,
-          (tokens_BM.at[:, 0].set(token_B), probs_BMV.at[:, 0].set(law_BV), cache))
+      return tokens_BM.at[:, 0].set(token_B), probs_BMV.at[:, 0].set(law_BV), cache
 
-    def one_pass(index, carry):
+    def last_drafted(index, carry):
       tokens_BM, probs_BMV, cache = carry
       cache = cache.with_length(context.length_B + index - 1)
       newest_B1 = jax.lax.dynamic_slice_in_dim(tokens_BM, index - 1, 1, axis=1)
@@ -92,8 +90,9 @@ class Model:
       token_B, law_BV = self._draw(output.logits_BRV, context, index)
       return tokens_BM.at[:, index].set(token_B), probs_BMV.at[:, index].set(law_BV), output.cache
 
-    tokens_BM, probs_BMV, cache = jax.lax.cond(
-        num_passes > 0, draft, lambda cache: (tokens_BM, probs_BMV, cache), state.cache)
+    carry = (jnp.zeros((batch, gamma), jnp.int32), jnp.zeros((batch, gamma, vocab), jnp.float32), cache)
+    carry = run_if(num_passes > 0, newest_two, carry) if gamma else carry
+    tokens_BM, probs_BMV, cache = jax.lax.fori_loop(1, num_passes, last_drafted, carry) if gamma > 1 else carry
     cache = cache.with_length(state.cache.length_B)
     return Draft(tokens_BM, probs_BMV, count_B), ModelDraftState(cache, num_passes > 0)
 
