@@ -6,7 +6,10 @@ import os
 
 from models import chat
 from models.errors import InputError
-from models.loading import gguf, vocabulary
+from models.loading.gguf import GgufFile
+from models.loading.gguf_tokenizer import gguf_vocabulary
+from models.loading.hf_tokenizer import hf_vocabulary
+from models.loading.vocabulary import Vocabulary
 
 
 class Tokenizer:
@@ -20,7 +23,7 @@ class Tokenizer:
     chat_template: Jinja source, or None.
   """
 
-  def __init__(self, parts: vocabulary.Vocabulary):
+  def __init__(self, parts: Vocabulary):
     self._parts = parts
     self.num_tokens = len(parts.names)
     self.vocab = {token: name for token, name in enumerate(parts.names) if name}
@@ -35,8 +38,17 @@ class Tokenizer:
     Raises:
       InputError: if the file or its kind of tokenizer is at fault.
     """
-    with gguf.GgufFile(path) as file:
-      return cls(vocabulary.from_gguf(file))
+    with GgufFile(path) as file:
+      return cls(gguf_vocabulary(file))
+
+  @classmethod
+  def from_hf(cls, directory: str | os.PathLike) -> 'Tokenizer':
+    """From tokenizer.json or tokenizer.model in a directory, and the settings beside it.
+
+    Raises:
+      InputError: if a file is missing or at fault.
+    """
+    return cls(hf_vocabulary(directory))
 
   def encode(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
     """Ids of a text.
@@ -46,6 +58,10 @@ class Tokenizer:
       add_special: put the model's beginning and end tokens around it, if it has them.
       parse_special: read `<|im_end|>` and the like as control tokens. Not for text of a user's.
     """
+    try:
+      text.encode()
+    except UnicodeEncodeError as error:
+      raise InputError(f'the text cannot be encoded: half of a surrogate pair at character {error.start}') from None
     ids = self._parts.splitter.encode(text, parse_special)
     return [*self._parts.before, *ids, *self._parts.after] if add_special else ids
 
@@ -87,10 +103,11 @@ class Tokenizer:
 class StreamDecoder:
   """Decodes ids as they come. Half a UTF-8 character is held back until its other half arrives."""
 
-  def __init__(self, tokenizer: Tokenizer, skip_special: bool = True):
+  def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, continues: bool = False):
+    """With `continues` the ids go on with a text begun before, so that a leading space is kept."""
     self._tokenizer, self._skip_special = tokenizer, skip_special
     self._utf8 = codecs.getincrementaldecoder('utf-8')('replace')
-    self._at_start = tokenizer.space_prefix
+    self._at_start = tokenizer.space_prefix and not continues
 
   def feed(self, ids: Iterable[int]) -> str:
     """The text that is certain after these ids; the texts of all calls join up to `decode` of all ids."""
@@ -102,3 +119,27 @@ class StreamDecoder:
   def finish(self) -> str:
     """What was held back: U+FFFD for a character that never became whole."""
     return self._utf8.decode(b'', final=True)
+
+
+def check_same_vocabulary(target: Tokenizer, draft: Tokenizer):
+  """Checks that an id means the same to both models; how far their logits are padded does not matter.
+
+  The draft must know every id of the target; what it knows beyond them can never be emitted.
+
+  Raises:
+    InputError: naming the first id that differs and both strings.
+  """
+  for token in range(target.num_tokens):
+    ours, theirs = target.vocab.get(token), draft.vocab.get(token)
+    if ours != theirs:
+      raise InputError(f'the draft has another vocabulary: id {token} is {ours!r} to the target and {theirs!r} to the '
+                       'draft; use a draft with the tokenizer of the target')
+  for which in ('bos', 'eos', 'pad'):
+    ours, theirs = getattr(target, f'{which}_id'), getattr(draft, f'{which}_id')
+    if ours != theirs and (which != 'pad' or None not in (ours, theirs)):
+      raise InputError(f'the draft has another {which} token: {_named(target, ours)} to the target, '
+                       f'{_named(draft, theirs)} to the draft')
+
+
+def _named(tokenizer: Tokenizer, token: int | None) -> str:
+  return 'none' if token is None else f'id {token} ({tokenizer.vocab.get(token)!r})'
