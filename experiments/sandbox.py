@@ -110,7 +110,8 @@ def isolation() -> Isolation:
       return Isolation(mode, **report['isolation'])
     failures.append(f'{mode}: {report["detail"]}')
   raise InputError('running completions needs user namespaces or Landlock, and neither works here '
-                   f'({"; ".join(failures)}): score the samples on a machine or in a container that permits one')
+                   f'({"; ".join(failures)}): score the samples where one is permitted and, as root, '
+                   'with an interpreter that every user may read')
 
 
 def _run_in(mode: str, program: str, limits: Limits) -> tuple[dict, str]:
