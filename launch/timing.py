@@ -49,30 +49,38 @@ class Timing:
     return max(0.0, self.first_call_seconds - self.median)
 
 
-def _call(function: Callable[[], Any]) -> tuple[float, Any]:
+def _call(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
   start = time.perf_counter()
-  result = jax.block_until_ready(function())
+  result = jax.block_until_ready(function(*arguments))
   return time.perf_counter() - start, result
 
 
-def measure(functions: Mapping[str, Callable[[], Any]], repeats: int, warmups: int = 1) -> dict[str, Timing]:
+def measure(functions: Mapping[str, Callable[..., Any]], repeats: int, warmups: int = 1,
+            prepare: Mapping[str, Callable[[], Any]] | None = None) -> dict[str, Timing]:
   """Times functions side by side: in turns, in this process, each call until all of its result is computed.
 
   In turns, because a machine that slows down for a while should slow all of them.
 
   Args:
-    functions: by name; called without arguments.
+    functions: by name; called without arguments, or with what `prepare` made.
     repeats: timed calls of each.
     warmups: untimed calls of each before, at least one; the first also compiles and is reported apart.
+    prepare: for functions that need something fresh for each call, such as a prompt's cache: makes it, untimed.
   """
   if repeats < 1 or warmups < 1:
     raise InputError(f'repeats and warmups must be at least 1, not {repeats} and {warmups}')
-  first = {name: _call(function)[0] for name, function in functions.items()}
+  prepare = prepare or {}
+
+  def call(name: str) -> tuple[float, Any]:
+    prepared = [jax.block_until_ready(prepare[name]())] if name in prepare else []
+    return _call(functions[name], *prepared)
+
+  first = {name: call(name)[0] for name in functions}
   seconds: dict[str, list[float]] = {name: [] for name in functions}
   results: dict[str, Any] = {}
   for turn in range(1, warmups + repeats):
-    for name, function in functions.items():
-      elapsed, results[name] = _call(function)
+    for name in functions:
+      elapsed, results[name] = call(name)
       if turn >= warmups:
         seconds[name].append(elapsed)
   return {name: Timing(tuple(seconds[name]), first[name], results[name]) for name in functions}

@@ -54,6 +54,21 @@ def test_takes_turns_and_drops_warmups():
   assert [measured[name].result for name in 'abc'] == [13, 14, 15]
 
 
+def test_preparation_is_not_timed():
+  made = []
+
+  def prepare():
+    time.sleep(0.1)
+    made.append(_Pending())
+    return made[-1]
+
+  used = []
+  measured = timing.measure({'f': used.append, 'g': lambda: None}, repeats=2, prepare={'f': prepare})
+  assert used == made
+  assert len(made) == 3
+  assert max(*measured['f'].seconds, measured['f'].first_call_seconds) < 0.1
+
+
 def test_compilation_is_apart():
   compiled = []
 
