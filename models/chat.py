@@ -5,7 +5,7 @@ import datetime
 import json
 
 import jinja2
-from jinja2 import sandbox
+from jinja2 import ext, nodes, sandbox
 
 from models.errors import InputError
 
@@ -23,6 +23,20 @@ def _tojson(value, ensure_ascii: bool = False, indent=None, separators=None, sor
   return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+class _Generation(ext.Extension):
+  """`{% generation %}` marks what the model wrote, for training; here it changes nothing."""
+
+  tags = frozenset({'generation'})
+
+  def parse(self, parser):
+    line = next(parser.stream).lineno
+    body = parser.parse_statements(('name:endgeneration',), drop_needle=True)
+    return nodes.CallBlock(self.call_method('_body'), [], [], body).set_lineno(line)
+
+  def _body(self, caller) -> str:
+    return caller()
+
+
 def render(template: str, messages: Sequence[dict[str, str]], **variables) -> str:
   """Renders a chat template in a sandbox.
 
@@ -30,7 +44,7 @@ def render(template: str, messages: Sequence[dict[str, str]], **variables) -> st
     InputError: if the template is at fault or refuses the messages.
   """
   environment = sandbox.ImmutableSandboxedEnvironment(
-      trim_blocks=True, lstrip_blocks=True, extensions=['jinja2.ext.loopcontrols'])
+      trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols, _Generation])
   environment.filters['tojson'] = _tojson
   environment.globals |= {'raise_exception': _raise_exception, 'strftime_now': _strftime_now}
   try:

@@ -4,6 +4,7 @@ The header is parsed here and checked as a whole before anything is built; the b
 package. Rows of q and k are handed out in half-split rotary order, whatever the file holds.
 """
 
+from collections.abc import Iterator
 import dataclasses
 import math
 import os
@@ -71,7 +72,8 @@ class HeaderReader:
     if kind == STRING:
       return self.string(what)
     if kind in SCALARS:
-      return self.number(SCALARS[kind], what)
+      number = self.number(SCALARS[kind], what)
+      return float(str(np.float32(number))) if SCALARS[kind] == 'f' else number  # 1e-05, not 9.999999747e-06
     if kind != ARRAY or depth == MAX_NESTING:
       raise self.fail(f'{what} has the unknown type {kind}')
     item_kind, count = self.number('I', what), self.number('Q', what)
@@ -272,7 +274,7 @@ def decoder_config(file: GgufFile) -> DecoderConfig:
       ff_width=file.get(f'{arch}.feed_forward_length', int),
       rope_theta=file.get(f'{arch}.rope.freq_base', float, 10_000.0),
       max_positions=file.get(f'{arch}.context_length', int),
-      norm_eps=float(np.float32(file.get(f'{arch}.attention.layer_norm_rms_epsilon', float))),
+      norm_eps=file.get(f'{arch}.attention.layer_norm_rms_epsilon', float),
       tied_embedding='output.weight' not in file.shapes,
       qkv_bias=arch == 'qwen2', qk_norm=arch == 'qwen3',
       windows=(window,) * num_layers if window else ())
@@ -341,8 +343,9 @@ def _refuse_unknown_scaling(file: GgufFile, prefix: str):
 def llama3_from_factors(file: GgufFile, config: DecoderConfig) -> RopeScaling | None:
   """Llama 3's scaling from the divisors of its frequencies, which is all that GGUF keeps of it.
 
-  The kept share of a frequency, (1/divisor - 1/factor) / (1 - 1/factor), is a straight line in the frequency
-  inside the blended band; two points give the line, and the line the borders for a context of 8192.
+  In the blended band the kept share of a frequency is a straight line in the rotations r over the trained context C:
+  (1/divisor - 1/factor) / (1 - 1/factor) = (C r - low) / (high - low). One point gives C for Llama's borders, 1 and 4;
+  two points give any borders. Whatever reproduces all frequencies is right.
 
   Raises:
     InputError: if the divisors do not come from such a scaling.
@@ -352,24 +355,25 @@ def llama3_from_factors(file: GgufFile, config: DecoderConfig) -> RopeScaling | 
   refusal = InputError(f"{file.path}: tensor 'rope_freqs.weight' is no llama3 rope scaling, and no other is supported")
   if divisor.shape != frequency.shape or not np.isfinite(divisor).all() or (divisor < 1).any():
     raise refusal
-  factor = float(divisor.max())
-  if factor == 1:
+  if (divisor == 1).all():
     return None
-  for scaling in (RopeScaling('llama3', factor, 8192), _fitted_scaling(frequency, divisor, factor)):
-    if scaling is None:
-      continue
+  for scaling in _llama3_candidates(frequency / (2 * np.pi), divisor):
     scaled, _ = rope_frequencies(dataclasses.replace(config, rope_scaling=scaling))
     if np.allclose(scaled, frequency / divisor, rtol=1e-5, atol=0):
       return scaling
   raise refusal
 
 
-def _fitted_scaling(frequency: np.ndarray, divisor: np.ndarray, factor: float) -> RopeScaling | None:
+def _llama3_candidates(rotations: np.ndarray, divisor: np.ndarray) -> Iterator[RopeScaling]:
+  factor = float(divisor.max())
   kept = (1 / divisor - 1 / factor) / (1 - 1 / factor)
-  band = (kept > 1e-4) & (kept < 1 - 1e-4)
-  if band.sum() < 2:
-    return None
-  slope, offset = np.polyfit(frequency[band] / (2 * np.pi), kept[band], 1)
-  width = 8192 / slope
-  low = -offset * width
-  return RopeScaling('llama3', factor, 8192, low_freq_factor=low, high_freq_factor=low + width)
+  band = np.flatnonzero((kept > 1e-4) & (kept < 1 - 1e-4))
+  whole = np.flatnonzero(kept >= 1 - 1e-4)
+  if len(band):
+    yield RopeScaling('llama3', factor, round((3 * kept[band[0]] + 1) / rotations[band[0]]))
+  elif len(whole):
+    yield RopeScaling('llama3', factor, math.ceil(4 / rotations[whole[-1]]))
+  if len(band) > 1:
+    slope, offset = np.polyfit(rotations[band], kept[band], 1)
+    low = -offset * 8192 / slope
+    yield RopeScaling('llama3', factor, 8192, low_freq_factor=low, high_freq_factor=low + 8192 / slope)

@@ -61,12 +61,15 @@ def gguf_vocabulary(file: GgufFile) -> Vocabulary:
   ids = {name: token for token, name in enumerate(names)}
   if len(ids) != len(names):
     raise InputError(f'{file.path}: a token comes twice in tokenizer.ggml.tokens')
+  for name in CHAT_ENDS:  # some files list them as ordinary tokens, which a user's text could then imitate
+    if name in ids:
+      types[ids[name]] = CONTROL
   build = _gguf_byte_level if kind == 'gpt2' else _gguf_sentencepiece
   splitter, pieces, prefix, bos_by_default = build(file, names, types, ids)
   specials = frozenset(token for token, kind in enumerate(types) if kind in (CONTROL, UNKNOWN))
   bos, eos = _gguf_id(file, 'bos', len(names)), _gguf_id(file, 'eos', len(names))
   ends = {eos, _gguf_id(file, 'eot', len(names)), _gguf_id(file, 'eom', len(names))}
-  ends |= {ids[name] for name in CHAT_ENDS if ids.get(name) in specials}
+  ends |= {ids[name] for name in CHAT_ENDS if name in ids}
   return Vocabulary(
       splitter, tuple(names), tuple(b'' if token in specials else piece for token, piece in enumerate(pieces)),
       specials, prefix, bos_id=bos, eos_id=eos, pad_id=_gguf_id(file, 'padding', len(names)),

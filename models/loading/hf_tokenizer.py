@@ -144,7 +144,7 @@ def _with_settings(vocabulary: Vocabulary, directory: Path) -> Vocabulary:
 
   eos = special('eos')
   ends = {eos} - {None} | _token_ids(model, 'eos') | _token_ids(_optional(directory / 'generation_config.json'), 'eos')
-  ends |= {ids[name] for name in CHAT_ENDS if ids.get(name) in vocabulary.specials}
+  ends |= {ids[name] for name in CHAT_ENDS if name in ids}
   return dataclasses.replace(
       vocabulary, bos_id=special('bos'), eos_id=eos, pad_id=special('pad'),
       eos_ids=frozenset(end for end in ends if end < len(vocabulary.names)),
