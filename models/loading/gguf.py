@@ -371,8 +371,10 @@ def _llama3_candidates(rotations: np.ndarray, divisor: np.ndarray) -> Iterator[R
   whole = np.flatnonzero(kept >= 1 - 1e-4)
   if len(band):
     yield RopeScaling('llama3', factor, round((3 * kept[band[0]] + 1) / rotations[band[0]]))
-  elif len(whole):
-    yield RopeScaling('llama3', factor, math.ceil(4 / rotations[whole[-1]]))
+  elif len(whole):  # no point in the band: any C with no frequency between its borders will do
+    least = math.ceil(4 / rotations[whole[-1]])
+    yield RopeScaling('llama3', factor, 2 ** math.ceil(math.log2(least)))
+    yield RopeScaling('llama3', factor, least)
   if len(band) > 1:
     slope, offset = np.polyfit(rotations[band], kept[band], 1)
     low = -offset * 8192 / slope
