@@ -19,6 +19,7 @@ from models.loading.vocabulary import (
   TokenizersSplitter,
   Vocabulary,
   byte_level_piece,
+  first_line,
   sentencepiece_piece,
 )
 
@@ -97,7 +98,7 @@ def _gguf_byte_level(file: GgufFile, names: list[str], types: list[int], ids: di
   try:
     model = models.BPE(ids, merges, ignore_merges=pre in WHOLE_WORDS_FIRST)
   except Exception as error:  # `tokenizers` raises nothing narrower
-    raise InputError(f'{file.path}: tokenizer.ggml.merges does not fit the tokens: {error}') from None
+    raise InputError(f'{file.path}: tokenizer.ggml.merges does not fit the tokens: {first_line(error)}') from None
   tokenizer = tokenizers.Tokenizer(model)
   splits = [pre_tokenizers.Split(tokenizers.Regex(words), 'isolated') for words in PRE_TOKENIZERS[pre]]
   tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -130,7 +131,7 @@ def _gguf_sentencepiece(file: GgufFile, names: list[str], types: list[int], ids:
   try:
     processor = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
   except RuntimeError as error:
-    raise InputError(f'{file.path}: sentencepiece refuses the vocabulary: {error}') from None
+    raise InputError(f'{file.path}: sentencepiece refuses the vocabulary: {first_line(error)}') from None
   of_kind = {kind: {name: ids[name] for name, its in zip(names, types, strict=True) if its == kind}
              for kind in (CONTROL, UNKNOWN, USER_DEFINED)}
   splitter = SentencePieceSplitter(

@@ -16,6 +16,7 @@ from models.loading.vocabulary import (
   TokenizersSplitter,
   Vocabulary,
   byte_level_piece,
+  first_line,
   sentencepiece_piece,
 )
 
@@ -53,7 +54,7 @@ def _from_tokenizer_json(path: Path) -> Vocabulary:
   try:
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
   except Exception as error:  # `tokenizers` raises nothing narrower
-    raise InputError(f'{path} is not a tokenizer: {error}') from None
+    raise InputError(f'{path} is not a tokenizer: {first_line(error)}') from None
   tokenizer.no_truncation()
   tokenizer.no_padding()
   steps = _decoder_steps(read_json(path).get('decoder'))
@@ -100,8 +101,11 @@ def _added_tokens(directory: Path) -> dict[int, tuple[str, bool]]:
   """id -> string and whether it is a control token, beyond the sentencepiece model."""
   added = {token: (name, True) for name, token in _optional(directory / 'added_tokens.json').items()}
   settings = _optional(directory / 'tokenizer_config.json')
-  for token, fields in settings.get('added_tokens_decoder', {}).items():
-    added[int(token)] = fields['content'], fields.get('special', False)
+  try:
+    for token, fields in settings.get('added_tokens_decoder', {}).items():
+      added[int(token)] = fields['content'], fields.get('special', False)
+  except (AttributeError, KeyError, TypeError, ValueError):
+    raise InputError(f"{directory / 'tokenizer_config.json'}: 'added_tokens_decoder' is malformed") from None
   return added
 
 
@@ -109,7 +113,7 @@ def _from_sentencepiece(path: Path, added: dict[int, tuple[str, bool]]) -> Vocab
   try:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
   except (RuntimeError, OSError) as error:
-    raise InputError(f'{path} is not a sentencepiece model: {error}') from None
+    raise InputError(f'{path} is not a sentencepiece model: {first_line(error)}') from None
   size = processor.get_piece_size()
   names = [processor.id_to_piece(token) for token in range(size)]
   names += [''] * (max(added, default=-1) + 1 - size)
@@ -124,7 +128,13 @@ def _from_sentencepiece(path: Path, added: dict[int, tuple[str, bool]]) -> Vocab
   return Vocabulary(
       splitter, tuple(names), _silenced(pieces, frozenset(specials)), frozenset(specials),
       space_prefix=processor.encode('a', out_type=str)[0].startswith('▁'),
-      before=(processor.bos_id(),) if processor.bos_id() >= 0 else ())
+      before=(processor.bos_id(),) if processor.bos_id() >= 0 else (),
+      bos_id=_id_or_none(processor.bos_id()), eos_id=_id_or_none(processor.eos_id()),
+      pad_id=_id_or_none(processor.pad_id()))
+
+
+def _id_or_none(token: int) -> int | None:
+  return token if token >= 0 else None
 
 
 def _with_settings(vocabulary: Vocabulary, directory: Path) -> Vocabulary:
@@ -137,7 +147,7 @@ def _with_settings(vocabulary: Vocabulary, directory: Path) -> Vocabulary:
     name = settings.get(f'{which}_token')
     name = name.get('content') if isinstance(name, dict) else name
     if name is None:
-      return min(_token_ids(model, which), default=None)
+      return min(_token_ids(model, which), default=getattr(vocabulary, f'{which}_id'))
     if name not in ids:
       raise InputError(f'{directory}: {which}_token {name!r} is not in the vocabulary')
     return ids[name]

@@ -53,6 +53,11 @@ class Vocabulary:
   chat_template: str | None = None
 
 
+def first_line(error: Exception) -> str:
+  """Of the message of another library."""
+  return str(error).partition('\n')[0]
+
+
 @functools.cache
 def byte_of_char() -> dict[str, int]:
   """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for characters from U+0100 on."""
