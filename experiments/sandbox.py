@@ -91,20 +91,20 @@ class Isolation:
     return f'{self.mode}: files: {self.files}; network: {self.network}; processes: {self.processes}'
 
 
-def run(program: str, limits: Limits = Limits()) -> Result:
-  """Runs Python source. Never raises for what the program does."""
-  report, output = _run_in(isolation().mode, program, limits)
+def run(program: str, limits: Limits = Limits(), modes: tuple[str, ...] = MODES) -> Result:
+  """Runs Python source in the strongest of `modes` that works here. Never raises for what the program does."""
+  report, output = _run_in(isolation(modes).mode, program, limits)
   return Result(report['kind'], report['detail'], report['seconds'], output)
 
 
 @functools.cache
-def isolation() -> Isolation:
-  """The strongest mode that works here, found by running a small program in it."""
+def isolation(modes: tuple[str, ...] = MODES) -> Isolation:
+  """The first of `modes` that works here, found by running a small program in each."""
   if sys.platform != 'linux':
     raise InputError(f'running completions needs the isolation of a Linux kernel, this is {sys.platform}: '
                      'write them with --samples_out and score the file on Linux')
   failures = []
-  for mode in MODES:
+  for mode in modes:
     report, _ = _run_in(mode, PROBE, Limits(seconds=20.0))
     if report['kind'] == 'passed':
       return Isolation(mode, **report['isolation'])
@@ -152,17 +152,18 @@ def _request(mode: str, program: str, limits: Limits, directory: str) -> dict:
 
 def _listen(process: subprocess.Popen, report_fd: int, seconds: float) -> tuple[bytes | None, bytes]:
   """The report, once its writers are gone (None after `seconds`); output beyond the cap is read and dropped."""
-  deadline = time.monotonic() + seconds
   received = {report_fd: b'', process.stdout.fileno(): b''}
   with selectors.DefaultSelector() as selector:
     for fd in received:
       selector.register(fd, selectors.EVENT_READ)
-    while report_fd in selector.get_map() and (left := deadline - time.monotonic()) > 0:
-      for key, _ in selector.select(left):
+    while report_fd in selector.get_map() and seconds > 0:
+      start = time.monotonic()
+      for key, _ in selector.select(min(seconds, 1.0)):
         data = os.read(key.fd, 65536)
         received[key.fd] = (received[key.fd] + data)[:OUTPUT_BYTES]
         if not data:
           selector.unregister(key.fd)
+      seconds -= min(time.monotonic() - start, 1.0)  # a machine that stood still meanwhile costs a second at most
     ended = report_fd not in selector.get_map()
   return received[report_fd] if ended else None, received[process.stdout.fileno()]
 
