@@ -149,7 +149,6 @@ class Engine:
   def start(self, params: Params, request: Request) -> DecodeState:
     """The state after the prompts, which share one prefill pass padded to a power-of-two bucket."""
     lengths = self._check(request)
-    bucket = min(self.slots, max(SMALLEST_BUCKET, 1 << (max(lengths) - 1).bit_length()))
     tokens_BL = np.zeros((len(lengths), self.slots), np.int32)
     for row, prompt in enumerate(request.prompts):
       tokens_BL[row, :len(prompt)] = prompt
@@ -161,7 +160,7 @@ class Engine:
     limits = Limits(eos_E, stop_ZV, np.minimum(wanted_B, self.capacity), wanted_B > self.capacity)
     seeds_B = np.asarray([seed & 0xFFFFFFFF for seed in request.seeds], np.uint32)
     arrays = jax.device_put((tokens_BL, length_B, seeds_B, limits))
-    return prefill(self, params, *arrays, request.sampling, bucket)
+    return prefill(self, params, *arrays, request.sampling, bucket_for(self, request))
 
   def _check(self, request: Request) -> list[int]:
     lengths = [len(prompt) for prompt in request.prompts]
@@ -175,6 +174,12 @@ class Engine:
     if request.max_new_tokens < 1:
       raise InputError(f'max_new_tokens must be 1 or more, got {request.max_new_tokens}')
     return lengths
+
+
+def bucket_for(engine: Engine, request: Request) -> int:
+  """Width of the prefill pass: a power of two, so that few programs serve all prompts."""
+  longest = max(len(prompt) for prompt in request.prompts)
+  return min(engine.slots, max(SMALLEST_BUCKET, 1 << (longest - 1).bit_length()))
 
 
 def slots_for(capacity: int, gamma: int, rows: int) -> int:

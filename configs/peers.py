@@ -1,0 +1,39 @@
+"""Side by side with transformers and llama.cpp: same float32 weights, prompts, machine and process; greedy, batch 1.
+
+    python -m experiments.peers.timing --config=configs/peers.py
+    python -m experiments.peers.timing --config=configs/peers.py:quick
+
+About ten minutes on two cores; `quick` about two. Needs `pip install -e .[peers,data]`.
+"""
+
+import ml_collections
+
+
+def get_config(arg: str = '') -> ml_collections.ConfigDict:
+  quick = arg == 'quick'
+  config = ml_collections.ConfigDict()
+  config.model = ''  # a GGUF file (llama.cpp takes its tokenizer from it); empty is the embedded SmolLM2-135M
+  config.tasks = ('humaneval',) if quick else ('humaneval', 'news')
+  config.form = 'chat'
+  config.prompts = 2 if quick else 4  # per task
+  config.new_tokens = 32 if quick else 96  # per prompt, at most
+  config.capacity = 1024  # prompt and output
+  config.repeats = 2 if quick else 3
+  config.software = ('specdec', 'transformers', 'llama.cpp')
+  # Lookup settings of each, in its own words; the best of each on a task is compared.
+  config.ours = [
+      {'gamma': 4, 'partial': True},
+      {'gamma': 7, 'partial': True},
+      {'gamma': 10, 'partial': True},
+  ][:1 if quick else None]
+  config.transformers = [
+      {'prompt_lookup_num_tokens': 3},
+      {'prompt_lookup_num_tokens': 10},
+      {'prompt_lookup_num_tokens': 10, 'max_matching_ngram_size': 3},
+  ][:1 if quick else None]
+  config.llama_cpp = [
+      {'num_pred_tokens': 2},  # what its documentation advises for CPUs
+      {'num_pred_tokens': 5},
+      {'num_pred_tokens': 10},
+  ][:1 if quick else None]
+  return config.lock()

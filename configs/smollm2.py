@@ -1,0 +1,41 @@
+"""SmolLM2-135M-Instruct, the model that installs with the project, decoding on this machine.
+
+    python -m launch.generate --config=configs/smollm2.py:lookup --prompt="Write a haiku about the sea."
+    python -m launch.bench    --config=configs/smollm2.py:lookup --config.engine.gamma=7
+
+Variants: `none` (plain decoding), `lookup` (copy from the text so far), `self` (the model's first layers draft).
+"""
+
+from ml_collections import ConfigDict
+
+DRAFTERS = {
+    'none': {'name': 'none'},
+    'lookup': {'name': 'lookup', 'min_ngram': 1, 'max_ngram': 3, 'match': 'earliest', 'partial': False},
+    'self': {'name': 'self', 'num_layers': 4},
+}
+GAMMAS = {'none': 0, 'lookup': 10, 'self': 2}
+
+
+def get_config(variant: str = 'lookup') -> ConfigDict:
+  if variant not in DRAFTERS:
+    raise ValueError(f'variant {variant!r} of configs/smollm2.py does not exist: use one of {", ".join(DRAFTERS)}')
+  config = ConfigDict({
+      'target': {
+          'source': 'embedded',  # or a Hugging Face directory, or a .gguf file
+          'dtype': 'float32',
+      },
+      'drafter': DRAFTERS[variant],
+      'accept': {'rule': 'rejection'},
+      'engine': {
+          'gamma': GAMMAS[variant],
+          'capacity': 1024,  # prompt and output tokens per row
+          'batch': 1,
+          'rows': 1,
+          'widths': (1,),
+          'logprobs': False,
+          'adaptive': {'enabled': False, 'draft_cost': 0.0, 'verify_cost': (1.0,), 'prior': 0.7},
+      },
+      'sampling': {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0, 'max_new_tokens': 128, 'seed': 0, 'stop': ()},
+      'data': {'kind': 'humaneval', 'form': 'chat', 'limit': 12, 'offset': 0, 'path': '', 'text': '', 'shots': 0},
+  })
+  return config.lock()

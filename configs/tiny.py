@@ -1,0 +1,39 @@
+"""A toy pair with random weights and a byte vocabulary: every command runs on it in seconds.
+
+    python -m launch.generate --config=configs/tiny.py --prompt="abc"
+    python -m experiments.exactness --config=configs/tiny.py
+
+Variants: `model` (a one-layer draft), `none`, `lookup`, `self`, `simulated`.
+"""
+
+from ml_collections import ConfigDict
+
+DRAFTERS = {
+    'none': {'name': 'none'},
+    'lookup': {'name': 'lookup', 'min_ngram': 1, 'max_ngram': 3, 'match': 'earliest', 'partial': True},
+    'self': {'name': 'self', 'num_layers': 1},
+    'model': {'name': 'model', 'source': 'random:tiny_draft', 'dtype': 'float32'},
+    'simulated': {'name': 'simulated', 'alpha': 0.8},
+}
+
+
+def get_config(variant: str = 'model') -> ConfigDict:
+  if variant not in DRAFTERS:
+    raise ValueError(f'variant {variant!r} of configs/tiny.py does not exist: use one of {", ".join(DRAFTERS)}')
+  config = ConfigDict({
+      'target': {'source': 'random:tiny_target', 'dtype': 'float32'},
+      'drafter': DRAFTERS[variant],
+      'accept': {'rule': 'rejection'},
+      'engine': {
+          'gamma': 0 if variant == 'none' else 4,
+          'capacity': 256,
+          'batch': 1,
+          'rows': 1,
+          'widths': (1,),
+          'logprobs': True,
+          'adaptive': {'enabled': False, 'draft_cost': 0.0, 'verify_cost': (1.0,), 'prior': 0.7},
+      },
+      'sampling': {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0, 'max_new_tokens': 32, 'seed': 0, 'stop': ()},
+      'data': {'kind': 'text', 'form': 'raw', 'limit': 2, 'offset': 0, 'path': '', 'text': 'a b a b a', 'shots': 0},
+  })
+  return config.lock()

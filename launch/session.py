@@ -1,0 +1,169 @@
+"""A model, a drafter and an engine, ready to decode prompts: what every command runs on."""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+import time
+
+import jax
+from ml_collections import ConfigDict
+import numpy as np
+
+from launch.build import AnyTokenizer, build_drafter, build_engine, build_model, build_sampling
+from launch.prompts import Prompt
+from models.errors import InputError
+from specdec.commit import Reason
+from specdec.drafters import Empty, Simulated
+from specdec.engine import Engine, Params, Request, Result, bucket_for, run, to_result
+from specdec.metrics import Metrics
+from specdec.state import DecodeState
+from specdec.stops import stop_table
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+  """What one prompt came to.
+
+  Attributes:
+    prompt_id: of the `Prompt`.
+    text: cut where a stop string begins.
+    token_ids: emitted, up to and including the one that ended the row.
+    reason: 'eos', 'stop', 'max_tokens', 'length' or 'error'.
+    seconds: of the batch's decode loop; compilation and prefill are not in it.
+    prefill_seconds: of the batch.
+    metrics: of this row.
+    logprobs: raw target log-probability of each token; None unless `engine.logprobs`.
+  """
+
+  prompt_id: str
+  text: str
+  token_ids: list[int]
+  reason: str
+  seconds: float
+  prefill_seconds: float
+  metrics: Metrics
+  logprobs: list[float] | None
+
+
+class Session:
+  """Built once; `generate` may be called any number of times. Programs are compiled when first needed, untimed.
+
+  Attributes:
+    config: where it came from.
+    tokenizer, engine, params: the parts.
+    compile_seconds: spent on compilation so far.
+  """
+
+  def __init__(self, config: ConfigDict, tokenizer: AnyTokenizer, engine: Engine, params: Params):
+    self.config, self.tokenizer, self.engine, self.params = config, tokenizer, engine, params
+    self.compile_seconds = 0.0
+    self._sampling = build_sampling(config)
+    self._stops = tuple(config.sampling.stop)
+    self._warm: set[tuple[int, int]] = set()
+
+  @classmethod
+  def from_config(cls, config: ConfigDict) -> 'Session':
+    """Loads and checks everything that `config` names.
+
+    Raises:
+      InputError: whatever is wrong, in one line.
+    """
+    try:
+      build_sampling(config)
+      target, tokenizer = build_model(config.target)
+      drafter, draft = build_drafter(config, target, tokenizer)
+      engine = build_engine(config, drafter, tokenizer.num_tokens)
+      if config.engine.batch < 1:
+        raise InputError(f'engine.batch must be 1 or more, got {config.engine.batch}')
+      return cls(config, tokenizer, engine, Params(target, draft))
+    except ValueError as error:
+      raise InputError(str(error)) from error
+
+  def plain(self) -> 'Session':
+    """The same target, rule and sampling with an empty draft: the baseline."""
+    engine = dataclasses.replace(self.engine, drafter=Empty(), gamma=0, adaptive=None)
+    return Session(self.config, self.tokenizer, engine, Params(self.params.target))
+
+  @functools.cached_property
+  def stop_table(self) -> np.ndarray:
+    return stop_table(self._stops, self.tokenizer.token_bytes())
+
+  def encode(self, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt, chat template applied where it asks for one."""
+    if prompt.chat:
+      text = self.tokenizer.apply_chat([{'role': 'user', 'content': prompt.text}])
+      return self.tokenizer.encode(text, parse_special=True)
+    return self.tokenizer.encode(prompt.text, add_special=True)
+
+  def request(self, prompts: Sequence[Prompt], seeds: Sequence[int] | None = None) -> Request:
+    """One batch; without `seeds` row i gets `sampling.seed` + i."""
+    sampling = self.config.sampling
+    if seeds is None:
+      seeds = range(sampling.seed, sampling.seed + len(prompts))
+    return Request(
+        prompts=[self.encode(prompt) for prompt in prompts], seeds=list(seeds), sampling=self._sampling,
+        max_new_tokens=sampling.max_new_tokens, eos_ids=sorted(self.tokenizer.eos_ids), stop_table=self.stop_table)
+
+  def generate(self, prompts: Sequence[Prompt], seeds: Sequence[int] | None = None) -> list[Completion]:
+    """Decodes the prompts in batches of `engine.batch`, in order; a row's text does not depend on its batch."""
+    size = self.config.engine.batch
+    if seeds is None:
+      seeds = range(self.config.sampling.seed, self.config.sampling.seed + len(prompts))
+    completions = []
+    for start in range(0, len(prompts), size):
+      chunk, chunk_seeds = list(prompts[start:start + size]), list(seeds[start:start + size])
+      missing = size - len(chunk)  # rows to fill up the batch, so that one program serves all
+      request = self.request(chunk + chunk[-1:] * missing, chunk_seeds + chunk_seeds[-1:] * missing)
+      completions += self._complete(chunk, request)
+    return completions
+
+  def warm_up(self, request: Request) -> None:
+    """Compiles what the request needs, by decoding one token of it."""
+    key = (len(request.prompts), bucket_for(self.engine, request))
+    if key in self._warm:
+      return
+    start = time.perf_counter()
+    short = dataclasses.replace(request, max_new_tokens=1)
+    params = self.params_for(short)
+    jax.block_until_ready(run(self.engine, params, self.engine.start(params, short)))
+    self.compile_seconds += time.perf_counter() - start
+    self._warm.add(key)
+
+  def stream(self, request: Request) -> Iterator[DecodeState]:
+    """The state after the prompts and after each step; see `Engine.stream`."""
+    return self.engine.stream(self.params_for(request), request)
+
+  def params_for(self, request: Request) -> Params:
+    """The parameters; a simulated draft first records the plain text of the same request."""
+    if not isinstance(self.engine.drafter, Simulated):
+      return self.params
+    plain = self.plain()
+    state = run(plain.engine, plain.params, plain.engine.start(plain.params, request))
+    return Params(self.params.target, state.tokens_BL)
+
+  def _complete(self, prompts: Sequence[Prompt], request: Request) -> list[Completion]:
+    self.warm_up(request)
+    params = self.params_for(request)
+    start = time.perf_counter()
+    state = jax.block_until_ready(self.engine.start(params, request))
+    prefilled = time.perf_counter()
+    result = to_result(jax.block_until_ready(run(self.engine, params, state)))
+    seconds, prefill_seconds = time.perf_counter() - prefilled, prefilled - start
+    return [self._completion(prompt, result, row, seconds, prefill_seconds) for row, prompt in enumerate(prompts)]
+
+  def _completion(self, prompt: Prompt, result: Result, row: int, seconds: float,
+                  prefill_seconds: float) -> Completion:
+    return Completion(
+        prompt_id=prompt.id, text=self.text(result.tokens[row]), token_ids=result.tokens[row],
+        reason=reason_name(result.reasons[row]), seconds=seconds, prefill_seconds=prefill_seconds,
+        metrics=result.metrics[row], logprobs=result.logprobs[row] if result.logprobs else None)
+
+  def text(self, token_ids: Sequence[int]) -> str:
+    """Decoded, and cut where the first stop string begins."""
+    text = self.tokenizer.decode(token_ids)
+    ends = [text.find(stop) for stop in self._stops if stop in text]
+    return text[:min(ends)] if ends else text
+
+
+def reason_name(reason: Reason) -> str:
+  return reason.name.lower()
