@@ -206,7 +206,7 @@ def prefill(engine: Engine, params: Params, tokens_BL: Array, length_B: Array, s
       logprob_BL=jnp.zeros(tokens_BL.shape, jnp.float32) if engine.logprobs else None,
       row_key_B=rng.row_keys(seeds_B), cache=cache.with_length(length_B - 1), draft_state=draft_state,
       estimate=AcceptanceEstimate.zeros(batch) if engine.adaptive else None,
-      counters=Counters.zeros(batch, engine.gamma), sampling=sampling, limits=limits)
+      counters=Counters.zeros(batch, engine.gamma, len(engine.verify_widths)), sampling=sampling, limits=limits)
 
 
 def step(engine: Engine, params: Params, state: DecodeState) -> DecodeState:
@@ -226,7 +226,7 @@ def step(engine: Engine, params: Params, state: DecodeState) -> DecodeState:
                    state.stop_state_B)
     counters = state.counters.add_round(
         live_B & (added.count_B > 0), draft.count_B, verdict.num_accepted_B, added.count_B,
-        overlap(draft, scores.probs_BTV))
+        overlap(draft, scores.probs_BTV), scores.width_index)
     state = state.add(added, scores.logprobs_BTV)
     estimate = state.estimate
     if estimate is not None:

@@ -21,14 +21,14 @@ class Counters:
   equals the length of the output.
 
   Attributes:
-    passes_B: target passes, one a round.
+    passes_BW: target passes, one a round, by verify width (`Engine.verify_widths`).
     emitted_B: tokens, corrections and bonuses included.
     accepted_B: drafted tokens among them.
     drafted_BM, tested_BM, accepted_BM: rounds in which position i was drafted, reached by the test, kept.
     overlap_B: sum over tested tokens of sum min(target, draft).
   """
 
-  passes_B: Array
+  passes_BW: Array
   emitted_B: Array
   accepted_B: Array
   drafted_BM: Array
@@ -37,13 +37,14 @@ class Counters:
   overlap_B: Array
 
   @classmethod
-  def zeros(cls, batch: int, gamma: int) -> 'Counters':
+  def zeros(cls, batch: int, gamma: int, num_widths: int = 1) -> 'Counters':
     row_B = jnp.zeros((batch,), jnp.int32)
     position_BM = jnp.zeros((batch, gamma), jnp.int32)
-    return cls(row_B, row_B, row_B, position_BM, position_BM, position_BM, jnp.zeros((batch,), jnp.float32))
+    return cls(jnp.zeros((batch, num_widths), jnp.int32), row_B, row_B, position_BM, position_BM, position_BM,
+               jnp.zeros((batch,), jnp.float32))
 
   def add_round(self, live_B: Array, count_B: Array, num_accepted_B: Array, num_emitted_B: Array,
-                overlap_BM: Array) -> 'Counters':
+                overlap_BM: Array, width_index: int | Array = 0) -> 'Counters':
     """Counts one round of the live rows.
 
     Args:
@@ -52,6 +53,7 @@ class Counters:
       num_accepted_B: what the rule kept.
       num_emitted_B: after cutting at EOS, stop string, budget.
       overlap_BM: sum min(target, draft) of each drafted token.
+      width_index: which of the verify widths ran.
     """
     index_M = jnp.arange(self.drafted_BM.shape[1])
     kept_B1 = jnp.minimum(num_accepted_B, num_emitted_B)[:, None]
@@ -60,7 +62,7 @@ class Counters:
     tested_BM = drafted_BM & (index_M <= num_accepted_B[:, None]) & (index_M < num_emitted_B[:, None])
     accepted_BM = (index_M < kept_B1) & live_B1
     return Counters(
-        passes_B=self.passes_B + live_B,
+        passes_BW=self.passes_BW + (live_B1 & (jnp.arange(self.passes_BW.shape[1]) == width_index)),
         emitted_B=self.emitted_B + jnp.where(live_B, num_emitted_B, 0),
         accepted_B=self.accepted_B + jnp.where(live_B, kept_B1[:, 0], 0),
         drafted_BM=self.drafted_BM + drafted_BM,
@@ -76,6 +78,7 @@ class Metrics:
   Attributes:
     passes, emitted, accepted, drafted, tested: totals.
     drafted_at, tested_at, accepted_at: per position of the draft.
+    passes_by_width: the passes, per verify width of the engine.
     overlap_sum: over tested tokens.
   """
 
@@ -88,6 +91,7 @@ class Metrics:
   tested_at: tuple[int, ...]
   accepted_at: tuple[int, ...]
   overlap_sum: float
+  passes_by_width: tuple[int, ...]
 
   @classmethod
   def from_counters(cls, counters: Counters) -> 'Metrics':
@@ -95,17 +99,17 @@ class Metrics:
     at = lambda x: tuple(int(n) for n in np.asarray(x).sum(axis=0))
     total = lambda x: int(np.asarray(x).sum())
     return cls(
-        passes=total(counters.passes_B), emitted=total(counters.emitted_B), accepted=total(counters.accepted_B),
+        passes=total(counters.passes_BW), emitted=total(counters.emitted_B), accepted=total(counters.accepted_B),
         drafted=total(counters.drafted_BM), tested=total(counters.tested_BM),
         drafted_at=at(counters.drafted_BM), tested_at=at(counters.tested_BM), accepted_at=at(counters.accepted_BM),
-        overlap_sum=float(np.asarray(counters.overlap_B).sum()))
+        overlap_sum=float(np.asarray(counters.overlap_B).sum()), passes_by_width=at(counters.passes_BW))
 
   @classmethod
   def total(cls, parts: 'list[Metrics]') -> 'Metrics':
     """The sum of several runs with the same γ."""
     add = lambda name: sum(getattr(part, name) for part in parts)
     add_at = lambda name: tuple(sum(column) for column in zip(*(getattr(p, name) for p in parts), strict=True))
-    positions = ('drafted_at', 'tested_at', 'accepted_at')
+    positions = ('drafted_at', 'tested_at', 'accepted_at', 'passes_by_width')
     return cls(**{
         field.name: (add_at if field.name in positions else add)(field.name) for field in dataclasses.fields(cls)})
 

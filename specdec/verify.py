@@ -22,10 +22,12 @@ class Scores:
   Attributes:
     probs_BTV: laws after `warp`; those past a row's drafted count are not used.
     logprobs_BTV: log-softmax of the raw logits; None unless asked for.
+    width_index: which of the widths ran.
   """
 
   probs_BTV: Array
   logprobs_BTV: Array | None
+  width_index: Array
 
 
 def verify(target: LanguageModel, cache: KVCache, newest_B: Array, draft: Draft, sampling: Sampling, *,
@@ -61,10 +63,10 @@ def verify(target: LanguageModel, cache: KVCache, newest_B: Array, draft: Draft,
     return scores, output.cache
 
   zeros_BTV = jnp.zeros((batch, full, num_tokens), jnp.float32)
-  carry = Scores(zeros_BTV, zeros_BTV if logprobs else None), cache
+  chosen = jnp.searchsorted(jnp.asarray(widths), jnp.max(draft.count_B) + 1)
+  carry = Scores(zeros_BTV, zeros_BTV if logprobs else None, chosen), cache
   if len(widths) == 1:
     return at_width(full, carry)
-  chosen = jnp.searchsorted(jnp.asarray(widths), jnp.max(draft.count_B) + 1)
   for index, width in enumerate(widths):
     carry = run_if(chosen == index, functools.partial(at_width, width), carry)
   return carry
