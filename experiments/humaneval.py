@@ -1,0 +1,145 @@
+"""HumanEval (Chen et al., 2021): plain and speculative decoding side by side, in score and in time.
+
+    python -m experiments.humaneval --config=configs/smollm2.py:lookup --limit=20 --allow_code_execution
+    python -m experiments.humaneval --config=... --samples_per_problem=9 --k=1,9 --config.sampling.temperature=0.8
+    python -m experiments.humaneval --config=... --generate_only --samples_out=samples.jsonl
+    python -m experiments.humaneval --samples=samples.plain.jsonl --allow_code_execution
+
+Scoring runs model-written code, in a sandbox (`experiments/sandbox.py`), and only with --allow_code_execution. Sample
+files have the benchmark's own format; --samples_out=x.jsonl writes x.plain.jsonl and x.speculative.jsonl.
+"""
+
+import pathlib
+import sys
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from experiments import score
+from experiments.completions import completion
+from experiments.sample_files import Sample, read_samples, write_lines
+from experiments.score import HarnessError, Scores
+from experiments.side_by_side import PLAIN, SPECULATIVE, TIMING_COLUMNS, Run, decode_both, facts
+from launch import cli, results
+from launch.prompts import Prompt, humaneval_problems, load_prompts, stop_strings
+from launch.session import Session
+from launch.table import Column, print_table
+from models.errors import InputError
+
+CONFIG = cli.define_config()
+SAMPLES = flags.DEFINE_string('samples', None, 'Score this file of samples instead of decoding.')
+SAMPLES_PER_PROBLEM = flags.DEFINE_integer('samples_per_problem', 1, 'Completions of each problem.', lower_bound=1)
+LIMIT = flags.DEFINE_integer('limit', None, 'Problems, from data.offset on; 0 for all; data.limit when not given.',
+                             lower_bound=0)
+ALLOW = flags.DEFINE_bool('allow_code_execution', False, 'Run what the model wrote, in a sandbox.')
+GENERATE_ONLY = flags.DEFINE_bool('generate_only', False, 'Decode and time, but run nothing.')
+SAMPLES_OUT = flags.DEFINE_string('samples_out', None, 'Write the samples to this .jsonl file.')
+RESULTS_OUT = flags.DEFINE_string('results_out', None, 'Write how each sample ended to this .jsonl file.')
+K = flags.DEFINE_list('k', ['1'], 'The k of pass@k, comma separated.')
+TIMEOUT = flags.DEFINE_float('timeout', score.TIMEOUT_SECONDS, 'Seconds for each program.', lower_bound=0.1)
+WORKERS = flags.DEFINE_integer('workers', None, 'Programs at a time; one for each core when not given.', lower_bound=1)
+
+KIND_COLUMNS = [Column(f'counts.{kind}', kind.replace('_', ' ')) for kind in
+                ('passed', 'wrong', 'exception', 'timeout', 'harness_error')]
+
+
+def main() -> int:
+  k = _k()
+  for path in (path_for(SAMPLES_OUT.value, PLAIN), path_for(SAMPLES_OUT.value, SPECULATIVE), RESULTS_OUT.value):
+    results.check_writable(path)
+  try:
+    if not GENERATE_ONLY.value:
+      score.prepare(ALLOW.value, TIMEOUT.value, WORKERS.value)
+    return _score_file(k) if SAMPLES.value is not None else _decode_and_score(k)
+  except HarnessError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 1
+
+
+def _k() -> list[int]:
+  try:
+    return [int(number) for number in K.value]
+  except ValueError as error:
+    raise InputError(f'--k={",".join(K.value)} must be whole numbers, comma separated') from error
+
+
+def path_for(path: str | None, decoder: str) -> str | None:
+  """samples.jsonl -> samples.plain.jsonl"""
+  if path is None:
+    return None
+  return str(pathlib.Path(path).with_suffix(f'.{decoder}{pathlib.Path(path).suffix}'))
+
+
+def _score_file(k: list[int]) -> int:
+  scores = score.score_samples(read_samples(SAMPLES.value), ALLOW.value, k, TIMEOUT.value, WORKERS.value)
+  return _report([{'samples_file': SAMPLES.value, **_score_facts(scores)}], {'samples': scores}, k)
+
+
+def _decode_and_score(k: list[int]) -> int:
+  config = cli.config_of(CONFIG)
+  _prepare(config)
+  prompts = [prompt for prompt in load_prompts(config.data) for _ in range(SAMPLES_PER_PROBLEM.value)]
+  if not GENERATE_ONLY.value:
+    score.check_samples([Sample(prompt.id, '') for prompt in prompts], [prompt.id for prompt in prompts], k)
+  runs = decode_both(Session.from_config(config), prompts)
+  rows = [facts(run, runs[0], config) | {'form': config.data.form} for run in runs]
+  scores = {}
+  for run, row in zip(runs, rows, strict=True):
+    samples = samples_of(run, prompts)
+    if SAMPLES_OUT.value is not None:
+      write_lines(path_for(SAMPLES_OUT.value, run.decoder), map(vars, samples))
+    if not GENERATE_ONLY.value:
+      scores[run.decoder] = score.score_samples(samples, ALLOW.value, k, TIMEOUT.value, WORKERS.value)
+      row |= _score_facts(scores[run.decoder])
+  failed = sum(run.failed for run in runs)
+  if failed:
+    raise HarnessError(f'{failed} rows ended in numbers that are not finite: their text means nothing')
+  return _report(rows, scores, k)
+
+
+def _prepare(config: ConfigDict) -> None:
+  """The config as this benchmark needs it: its prompts, and where its raw completions end."""
+  with config.unlocked():
+    config.data.kind = 'humaneval'
+    if LIMIT.value is not None:
+      config.data.limit = LIMIT.value or sys.maxsize
+    config.sampling.stop = tuple(config.sampling.stop) or stop_strings(config.data)
+  if SAMPLES_PER_PROBLEM.value > 1 and config.sampling.temperature == 0:
+    raise InputError('--samples_per_problem above 1 needs --config.sampling.temperature above 0: '
+                     'greedy samples are all the same')
+
+
+def samples_of(run: Run, prompts: list[Prompt]) -> list[Sample]:
+  problems = {problem.task_id: problem for problem in humaneval_problems()}
+  return [Sample(prompt.id, completion(done.text, problems[prompt.id], prompt.chat))
+          for prompt, done in zip(prompts, run.completions, strict=True)]
+
+
+def _score_facts(scores: Scores) -> dict[str, Any]:
+  pass_at = {f'pass@{k}': value for k, value in scores.pass_at.items()}
+  return {**pass_at, 'problems': scores.problems, 'samples': len(scores.results), 'counts': scores.counts,
+          'isolation': scores.isolation}
+
+
+def _report(rows: list[dict[str, Any]], scores: dict[str, Scores], k: list[int]) -> int:
+  if RESULTS_OUT.value is not None:
+    write_lines(RESULTS_OUT.value, [
+        {'decoder': name, **row} for name, scored in scores.items() for row in scored.results])
+  columns = [Column('decoder'), *[Column(f'pass@{number}', format='.3f') for number in k], *KIND_COLUMNS]
+  out = sys.stderr if cli.JSON_OUT.value == '-' else sys.stdout
+  print_table(rows, columns + TIMING_COLUMNS, _title(rows[0]), file=out)
+  cli.write_json({'benchmark': 'humaneval', 'rows': rows} | results.environment())
+  for scored in scores.values():
+    scored.check()
+  return 0
+
+
+def _title(row: dict[str, Any]) -> str:
+  if 'isolation' not in row:
+    return f'HumanEval, {row["prompts"]} samples, not scored'
+  return f'HumanEval, {row["problems"]} of 164 problems, {row["samples"]} samples\n{row["isolation"]}'
+
+
+if __name__ == '__main__':
+  cli.run(main)

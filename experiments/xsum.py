@@ -1,0 +1,98 @@
+"""XSum (Narayan et al., 2018): plain and speculative summaries side by side, in ROUGE and in time.
+
+    python -m experiments.xsum --config=configs/smollm2.py:lookup                 news stories that a package ships
+    python -m experiments.xsum --config=... --config.data.path=xsum_test.jsonl    XSum itself, or .parquet
+    python -m experiments.xsum --config=... --config.data.kind=xsum --limit=0     XSum through the package datasets
+
+Chen et al. (2023) use one worked example: --config.data.form=raw --config.data.shots=1.
+"""
+
+import sys
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict
+import numpy as np
+
+from experiments import rouge
+from experiments.completions import END_OF_TEXT, cut
+from experiments.sample_files import write_lines
+from experiments.side_by_side import TIMING_COLUMNS, Run, decode_both, facts
+from launch import cli, results
+from launch.prompts import Prompt, load_prompts, stop_strings
+from launch.session import Session
+from launch.table import Column, print_table
+
+CONFIG = cli.define_config()
+LIMIT = flags.DEFINE_integer('limit', None, 'Stories, from data.offset on; 0 for all; data.limit when not given.',
+                             lower_bound=0)
+STEMMER = flags.DEFINE_bool('stemmer', True, 'Porter stemming before words are compared.')
+SUMMARIES_OUT = flags.DEFINE_string('summaries_out', None, 'Write the summaries to this .jsonl file.')
+
+
+def main() -> int:
+  config = cli.config_of(CONFIG)
+  _prepare(config)
+  results.check_writable(SUMMARIES_OUT.value)
+  prompts = load_prompts(config.data)
+  rouge.rouge([], [], STEMMER.value)  # a missing package, before the work
+  runs = decode_both(Session.from_config(config), prompts)
+  references = [prompt.reference for prompt in prompts]
+  scores = {run.decoder: rouge.rouge(references, summaries_of(run), STEMMER.value) for run in runs}
+  rows = [facts(run, runs[0], config) | {'form': config.data.form} for run in runs]
+  for run, row in zip(runs, rows, strict=True):
+    row['rouge'] = {variant: rouge.interval(values) for variant, values in scores[run.decoder].items()}
+  _write_summaries(runs, prompts)
+  _report(rows, comparison(scores), config)
+  failed = sum(run.failed for run in runs)
+  if failed:
+    print(f'error: {failed} rows ended in numbers that are not finite: their text means nothing', file=sys.stderr)
+  return 1 if failed else 0
+
+
+def _prepare(config: ConfigDict) -> None:
+  """The config as this benchmark needs it: news unless XSum is given, and where a raw summary ends."""
+  with config.unlocked():
+    if config.data.kind not in ('news', 'xsum'):
+      config.data.kind = 'xsum' if config.data.path else 'news'
+    if LIMIT.value is not None:
+      config.data.limit = LIMIT.value or sys.maxsize
+    config.sampling.stop = tuple(config.sampling.stop) or stop_strings(config.data)
+
+
+def summaries_of(run: Run) -> list[str]:
+  return [cut(completion.text, END_OF_TEXT).strip() for completion in run.completions]
+
+
+def comparison(scores: dict[str, dict[str, np.ndarray]]) -> list[dict[str, Any]]:
+  """A row for each variant: the interval of each decoder and, where there are two, of their difference."""
+  rows = []
+  for variant in rouge.VARIANTS:
+    values = {decoder: by_variant[variant] for decoder, by_variant in scores.items()}
+    if len(values) == 2:
+      plain, speculative = values.values()
+      values['difference'] = speculative - plain
+    rows.append({'variant': variant} | {name: rouge.interval(array) for name, array in values.items()})
+  return rows
+
+
+def _write_summaries(runs: list[Run], prompts: list[Prompt]) -> None:
+  if SUMMARIES_OUT.value is None:
+    return
+  write_lines(SUMMARIES_OUT.value, [
+      {'decoder': run.decoder, 'id': prompt.id, 'reference': prompt.reference, 'summary': summary}
+      for run in runs for prompt, summary in zip(prompts, summaries_of(run), strict=True)])
+
+
+def _report(rows: list[dict[str, Any]], compared: list[dict[str, Any]], config: ConfigDict) -> None:
+  out = sys.stderr if cli.JSON_OUT.value == '-' else sys.stdout
+  setting = rouge.setting(STEMMER.value)
+  names = [name for name in compared[0] if name != 'variant']
+  print_table(rows, [Column('decoder'), *TIMING_COLUMNS], f'{config.data.kind}, {rows[0]["prompts"]} stories', file=out)
+  print_table(compared, [Column('variant'), *[Column(name, format=str) for name in names]], f'\n{setting}', file=out)
+  cli.write_json({'benchmark': config.data.kind, 'setting': setting, 'stemmer': STEMMER.value, 'rows': rows,
+                  'difference': {row['variant']: row.get('difference') for row in compared}} | results.environment())
+
+
+if __name__ == '__main__':
+  cli.run(main)
