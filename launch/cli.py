@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import functools
 import os
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -85,9 +85,13 @@ def _one_line(error: Exception) -> str:
   return ' '.join(message.split()) or type(error).__name__
 
 
+def output() -> TextIO:
+  """Where text for a person goes: standard output, or beside it when the JSON goes there."""
+  return sys.stderr if JSON_OUT.value == '-' else sys.stdout
+
+
 def say(*parts: Any) -> None:
-  """Prints for a person: on standard output, or beside it when the JSON goes there."""
-  print(*parts, file=sys.stderr if JSON_OUT.value == '-' else sys.stdout, flush=True)
+  print(*parts, file=output(), flush=True)
 
 
 def write_json(payload: Any) -> None:

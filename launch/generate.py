@@ -50,7 +50,7 @@ def main() -> int:
     _apply_flags(config)
   prompts = load_prompts(config.data)
   session = Session.from_config(config)
-  colour = COLOUR.value if COLOUR.value is not None else sys.stdout.isatty()
+  colour = COLOUR.value if COLOUR.value is not None else cli.output().isatty()
   if colour:
     cli.say(LEGEND)
   rows = [_decode(session, prompt, index, colour) for index, prompt in enumerate(prompts)]
@@ -72,16 +72,14 @@ def _decode(session: Session, prompt: Prompt, index: int, colour: bool) -> dict:
   """Streams one prompt to the terminal; its facts as a JSON row."""
   request = session.request([prompt], [session.config.sampling.seed + index])
   decoder = StreamDecoder(session.tokenizer)
-  shown, live = '', None
-  for live, fresh in _watch(session, request):
+  for row, fresh in _watch(session, request):
+    live = row
     for token, origin in fresh:
-      text = decoder.feed([token])
-      shown += text
-      _show(text, origin, colour)
+      _show(decoder.feed([token]), origin, colour)
   _show(decoder.finish() + '\n', Origin.PLAIN, colour)
   metrics = live.metrics
-  cli.say(f'[{metrics.emitted} tokens in {metrics.passes} target passes: {metrics.tokens_per_pass:.2f} tokens per pass; '
-          f'drafted {metrics.drafted}, accepted {metrics.accepted}; ended by {reason_name(live.reason)}]')
+  cli.say(f'[{metrics.emitted} tokens in {metrics.passes} target passes: {metrics.tokens_per_pass:.2f} tokens per '
+          f'pass; drafted {metrics.drafted}, accepted {metrics.accepted}; ended by {reason_name(live.reason)}]')
   _warn_if_idle(session, metrics)
   return {
       'id': prompt.id, 'prompt': prompt.text, 'text': session.text(live.tokens), 'token_ids': live.tokens,
@@ -105,7 +103,7 @@ def _watch(session: Session, request: Request) -> Iterator[tuple[Live, list[tupl
 
 
 def _show(text: str, origin: Origin, colour: bool) -> None:
-  out = sys.stderr if cli.JSON_OUT.value == '-' else sys.stdout
+  out = cli.output()
   out.write(f'{COLOURS[origin]}{text}{RESET}' if colour and origin in COLOURS else text)
   out.flush()
 

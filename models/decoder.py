@@ -3,8 +3,8 @@
 import dataclasses
 
 from flax import nnx
-from jax import Array
 import jax
+from jax import Array
 import jax.numpy as jnp
 
 from models.attention import Attention

@@ -75,7 +75,7 @@ class KVCache:
     k = write_rows(self.k[layer], k_BKTH, self.length_B)
     v = write_rows(self.v[layer], v_BKTH, self.length_B)
     return self.replace(
-        k=self.k[:layer] + (k,) + self.k[layer + 1:], v=self.v[:layer] + (v,) + self.v[layer + 1:])
+        k=(*self.k[:layer], k, *self.k[layer + 1:]), v=(*self.v[:layer], v, *self.v[layer + 1:]))
 
   def with_length(self, length_B: Array) -> 'KVCache':
     """Commits or rolls back to `length_B` (absolute; no negative lengths).

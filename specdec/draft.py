@@ -64,7 +64,7 @@ def law_at(laws_BMV: Array, index_B: Array) -> Array:
 
 
 def overlap(draft: Draft, target_probs_BTV: Array) -> Array:
-  """[B, M]: sum of min(target, draft), the acceptance probability of a tested token (Leviathan et al., 2023, Cor. 3.6)."""
+  """[B, M]: sum of min(target, draft): how likely a tested token is kept (Leviathan et al., 2023, corollary 3.6)."""
   target_BMV = target_probs_BTV[:, :draft.width]
   if draft.probs_BMV is None:
     return prob_of(target_BMV, draft.tokens_BM)

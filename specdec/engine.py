@@ -213,7 +213,8 @@ def step(engine: Engine, params: Params, state: DecodeState) -> DecodeState:
   """One round: every live row gains between 1 and γ + 1 tokens."""
   live_B = state.live_B
   with jax.named_scope('draft'):
-    draft, draft_state = engine.drafter.propose(params.draft, state.draft_state, _context(engine, state), engine.gamma)
+    draft, draft_state = engine.drafter.propose(
+        params.draft, state.draft_state, context_of(engine, state), engine.gamma)
   with jax.named_scope('verify'):
     scores, cache = verify(
         params.target, state.cache, state.newest_B, draft, state.sampling, num_tokens=engine.num_tokens,
@@ -238,7 +239,7 @@ def step(engine: Engine, params: Params, state: DecodeState) -> DecodeState:
         estimate=estimate, counters=counters)
 
 
-def _context(engine: Engine, state: DecodeState) -> Context:
+def context_of(engine: Engine, state: DecodeState) -> Context:
   """γ never exceeds what the row can still emit besides its correction or bonus token."""
   gamma_B = jnp.full_like(state.length_B, engine.gamma)
   if engine.adaptive is not None:
