@@ -27,19 +27,6 @@ from launch.session import Session
 from launch.table import Column, print_table
 from models.errors import InputError
 
-CONFIG = cli.define_config()
-SAMPLES = flags.DEFINE_string('samples', None, 'Score this file of samples instead of decoding.')
-SAMPLES_PER_PROBLEM = flags.DEFINE_integer('samples_per_problem', 1, 'Completions of each problem.', lower_bound=1)
-LIMIT = flags.DEFINE_integer('limit', None, 'Problems, from data.offset on; 0 for all; data.limit when not given.',
-                             lower_bound=0)
-ALLOW = flags.DEFINE_bool('allow_code_execution', False, 'Run what the model wrote, in a sandbox.')
-GENERATE_ONLY = flags.DEFINE_bool('generate_only', False, 'Decode and time, but run nothing.')
-SAMPLES_OUT = flags.DEFINE_string('samples_out', None, 'Write the samples to this .jsonl file.')
-RESULTS_OUT = flags.DEFINE_string('results_out', None, 'Write how each sample ended to this .jsonl file.')
-K = flags.DEFINE_list('k', ['1'], 'The k of pass@k, comma separated.')
-TIMEOUT = flags.DEFINE_float('timeout', score.TIMEOUT_SECONDS, 'Seconds for each program.', lower_bound=0.1)
-WORKERS = flags.DEFINE_integer('workers', None, 'Programs at a time; one for each core when not given.', lower_bound=1)
-
 KIND_COLUMNS = [Column(f'counts.{kind}', kind.replace('_', ' ')) for kind in
                 ('passed', 'wrong', 'exception', 'timeout', 'harness_error')]
 
@@ -48,9 +35,9 @@ def main() -> int:
   k = _k()
   for path in (path_for(SAMPLES_OUT.value, PLAIN), path_for(SAMPLES_OUT.value, SPECULATIVE), RESULTS_OUT.value):
     results.check_writable(path)
+  if not GENERATE_ONLY.value:
+    score.require_consent(ALLOW.value)
   try:
-    if not GENERATE_ONLY.value:
-      score.prepare(ALLOW.value, TIMEOUT.value, WORKERS.value)
     return _score_file(k) if SAMPLES.value is not None else _decode_and_score(k)
   except HarnessError as error:
     print(f'error: {error}', file=sys.stderr)
@@ -82,8 +69,9 @@ def _decode_and_score(k: list[int]) -> int:
   prompts = [prompt for prompt in load_prompts(config.data) for _ in range(SAMPLES_PER_PROBLEM.value)]
   if not GENERATE_ONLY.value:
     score.check_samples([Sample(prompt.id, '') for prompt in prompts], [prompt.id for prompt in prompts], k)
+    score.prepare(TIMEOUT.value, WORKERS.value)
   runs = decode_both(Session.from_config(config), prompts)
-  rows = [facts(run, runs[0], config) | {'form': config.data.form} for run in runs]
+  rows = [facts(run, runs[0], config) for run in runs]
   scores = {}
   for run, row in zip(runs, rows, strict=True):
     samples = samples_of(run, prompts)
@@ -127,9 +115,8 @@ def _report(rows: list[dict[str, Any]], scores: dict[str, Scores], k: list[int])
     write_lines(RESULTS_OUT.value, [
         {'decoder': name, **row} for name, scored in scores.items() for row in scored.results])
   columns = [Column('decoder'), *[Column(f'pass@{number}', format='.3f') for number in k], *KIND_COLUMNS]
-  out = sys.stderr if cli.JSON_OUT.value == '-' else sys.stdout
-  print_table(rows, columns + TIMING_COLUMNS, _title(rows[0]), file=out)
-  cli.write_json({'benchmark': 'humaneval', 'rows': rows} | results.environment())
+  print_table(rows, columns + TIMING_COLUMNS, _title(rows[0]), file=cli.output())
+  cli.write_json({'benchmark': 'humaneval', 'rows': rows, **results.environment()})
   for scored in scores.values():
     scored.check()
   return 0
@@ -142,4 +129,17 @@ def _title(row: dict[str, Any]) -> str:
 
 
 if __name__ == '__main__':
+  CONFIG = cli.define_config()
+  SAMPLES = flags.DEFINE_string('samples', None, 'Score this file of samples instead of decoding.')
+  SAMPLES_PER_PROBLEM = flags.DEFINE_integer('samples_per_problem', 1, 'Completions of each problem.', lower_bound=1)
+  LIMIT = flags.DEFINE_integer('limit', None, 'Problems, from data.offset on; 0 for all; data.limit when not given.',
+                               lower_bound=0)
+  ALLOW = flags.DEFINE_bool('allow_code_execution', False, 'Run what the model wrote, in a sandbox.')
+  GENERATE_ONLY = flags.DEFINE_bool('generate_only', False, 'Decode and time, but run nothing.')
+  SAMPLES_OUT = flags.DEFINE_string('samples_out', None, 'Write the samples to this .jsonl file.')
+  RESULTS_OUT = flags.DEFINE_string('results_out', None, 'Write how each sample ended to this .jsonl file.')
+  K = flags.DEFINE_list('k', ['1'], 'The k of pass@k, comma separated.')
+  TIMEOUT = flags.DEFINE_float('timeout', score.TIMEOUT_SECONDS, 'Seconds for each program.', lower_bound=0.1)
+  WORKERS = flags.DEFINE_integer('workers', None, 'Programs at a time; one for each core when not given.',
+                                 lower_bound=1)
   cli.run(main)

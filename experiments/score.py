@@ -71,10 +71,11 @@ def score_samples(samples: Sequence[Sample], allow_execution: bool, k: Sequence[
     InputError: without consent, for unknown problems, for k beyond the samples of a problem.
     HarnessError: where reference solutions fail.
   """
+  require_consent(allow_execution)
   workers = workers or usable_cores()
-  prepare(allow_execution, timeout, workers)
   problems = {problem.task_id: problem for problem in humaneval_problems()}
   check_samples(samples, problems, k)
+  prepare(timeout, workers)
   programs = [program(problems[sample.task_id], sample.completion) for sample in samples]
   results = run_programs(programs, timeout, workers, 'running programs')
   rows = [
@@ -96,10 +97,13 @@ def summarise(rows: list[dict[str, Any]], k: Sequence[int]) -> Scores:
       isolation=str(sandbox.isolation(sandbox.MODES)))
 
 
-def prepare(allow_execution: bool, timeout: float = TIMEOUT_SECONDS, workers: int | None = None) -> None:
-  """Consent, isolation and self-check: to be called before the work whose samples are scored."""
+def require_consent(allow_execution: bool) -> None:
   if not allow_execution:
     raise InputError(REFUSAL)
+
+
+def prepare(timeout: float = TIMEOUT_SECONDS, workers: int | None = None) -> None:
+  """Isolation and self-check: to be called before the work whose samples are scored."""
   sandbox.isolation(sandbox.MODES)
   self_check(timeout, workers or usable_cores())
 

@@ -26,18 +26,21 @@ class Run:
   Attributes:
     decoder: 'plain' or 'speculative'.
     completions: one for each prompt, in order.
-    seconds: of all decode loops; prompts and compilation are not in it.
     session: what decoded them.
   """
 
   decoder: str
   completions: list[Completion]
-  seconds: float
   session: Session
 
   @property
   def metrics(self) -> Metrics:
     return Metrics.total([completion.metrics for completion in self.completions])
+
+  @property
+  def ms_per_token(self) -> float:
+    """Decode time per emitted token of a row; prompts and compilation are not in it."""
+    return 1e3 * sum(completion.seconds for completion in self.completions) / self.metrics.emitted
 
   @property
   def failed(self) -> int:
@@ -54,29 +57,28 @@ def decode_both(session: Session, prompts: Sequence[Prompt]) -> list[Run]:
   if session.engine.drafter.name != 'none':
     sessions[SPECULATIVE] = session
   completions: dict[str, list[Completion]] = {name: [] for name in sessions}
-  seconds = dict.fromkeys(sessions, 0.0)
   size, seed = session.config.engine.batch, session.config.sampling.seed
   starts = range(0, len(prompts), size)
   for turn, start in enumerate(track(starts, len(starts), 'decoding')):
     chunk = prompts[start:start + size]
     seeds = range(seed + start, seed + start + len(chunk))
     for name in list(sessions)[::-1 if turn % 2 else 1]:
-      batch = sessions[name].generate(chunk, seeds)
-      completions[name] += batch
-      seconds[name] += batch[0].seconds  # of the whole batch
-  return [Run(name, completions[name], seconds[name], sessions[name]) for name in sessions]
+      completions[name] += sessions[name].generate(chunk, seeds)
+  return [Run(name, completions[name], sessions[name]) for name in sessions]
 
 
 def facts(run: Run, baseline: Run, config: ConfigDict) -> dict[str, Any]:
-  """What a row of results says about speed; `baseline` is the plain run."""
+  """What a row of results says about speed, in the words of `launch.bench`; `baseline` is the plain run."""
   metrics = run.metrics
   return {
-      'decoder': run.decoder, 'drafter': config.drafter.name if run.decoder == SPECULATIVE else 'none',
+      'decoder': run.decoder, 'target': config.target.source, 'dtype': config.target.dtype, 'form': config.data.form,
+      'drafter': config.drafter.name if run.decoder == SPECULATIVE else 'none',
       'rule': config.accept.rule, 'gamma': run.session.engine.gamma, 'temperature': config.sampling.temperature,
       'top_k': config.sampling.top_k, 'top_p': config.sampling.top_p, 'batch': config.engine.batch,
       'prompts': len(run.completions), 'new_tokens': metrics.emitted,
-      'max_new_tokens': config.sampling.max_new_tokens, 'ms_per_token': _ms_per_token(run),
-      'tokens_per_second': 1e3 / _ms_per_token(run), 'speedup': _ms_per_token(baseline) / _ms_per_token(run),
+      'max_new_tokens': config.sampling.max_new_tokens, 'ms_per_token': run.ms_per_token,
+      'tokens_per_second': 1e3 * config.engine.batch / run.ms_per_token,
+      'speedup': baseline.ms_per_token / run.ms_per_token,
       'tokens_per_pass': metrics.tokens_per_pass, 'accepted_per_position': metrics.accepted_per_position,
       'overlap': metrics.overlap, 'same_as_plain': _same_as_plain(run, baseline, config),
       'compile_seconds': run.session.compile_seconds}
@@ -88,7 +90,3 @@ def _same_as_plain(run: Run, baseline: Run, config: ConfigDict) -> float | None:
     return None
   pairs = list(zip(run.completions, baseline.completions, strict=True))
   return sum(one.token_ids == other.token_ids for one, other in pairs) / len(pairs)
-
-
-def _ms_per_token(run: Run) -> float:
-  return 1e3 * run.seconds / run.metrics.emitted

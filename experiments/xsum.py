@@ -23,12 +23,6 @@ from launch.prompts import Prompt, load_prompts, stop_strings
 from launch.session import Session
 from launch.table import Column, print_table
 
-CONFIG = cli.define_config()
-LIMIT = flags.DEFINE_integer('limit', None, 'Stories, from data.offset on; 0 for all; data.limit when not given.',
-                             lower_bound=0)
-STEMMER = flags.DEFINE_bool('stemmer', True, 'Porter stemming before words are compared.')
-SUMMARIES_OUT = flags.DEFINE_string('summaries_out', None, 'Write the summaries to this .jsonl file.')
-
 
 def main() -> int:
   config = cli.config_of(CONFIG)
@@ -39,7 +33,7 @@ def main() -> int:
   runs = decode_both(Session.from_config(config), prompts)
   references = [prompt.reference for prompt in prompts]
   scores = {run.decoder: rouge.rouge(references, summaries_of(run), STEMMER.value) for run in runs}
-  rows = [facts(run, runs[0], config) | {'form': config.data.form} for run in runs]
+  rows = [facts(run, runs[0], config) for run in runs]
   for run, row in zip(runs, rows, strict=True):
     row['rouge'] = {variant: rouge.interval(values) for variant, values in scores[run.decoder].items()}
   _write_summaries(runs, prompts)
@@ -85,14 +79,21 @@ def _write_summaries(runs: list[Run], prompts: list[Prompt]) -> None:
 
 
 def _report(rows: list[dict[str, Any]], compared: list[dict[str, Any]], config: ConfigDict) -> None:
-  out = sys.stderr if cli.JSON_OUT.value == '-' else sys.stdout
   setting = rouge.setting(STEMMER.value)
   names = [name for name in compared[0] if name != 'variant']
-  print_table(rows, [Column('decoder'), *TIMING_COLUMNS], f'{config.data.kind}, {rows[0]["prompts"]} stories', file=out)
-  print_table(compared, [Column('variant'), *[Column(name, format=str) for name in names]], f'\n{setting}', file=out)
-  cli.write_json({'benchmark': config.data.kind, 'setting': setting, 'stemmer': STEMMER.value, 'rows': rows,
-                  'difference': {row['variant']: row.get('difference') for row in compared}} | results.environment())
+  stories = f'{config.data.kind}, {rows[0]["prompts"]} stories'
+  print_table(rows, [Column('decoder'), *TIMING_COLUMNS], stories, file=cli.output())
+  columns = [Column('variant'), *[Column(name, format=str) for name in names]]
+  print_table(compared, columns, f'\n{setting}', file=cli.output())
+  cli.write_json({
+      'benchmark': config.data.kind, 'setting': setting, 'stemmer': STEMMER.value, 'rows': rows,
+      'difference': {row['variant']: row.get('difference') for row in compared}, **results.environment()})
 
 
 if __name__ == '__main__':
+  CONFIG = cli.define_config()
+  LIMIT = flags.DEFINE_integer('limit', None, 'Stories, from data.offset on; 0 for all; data.limit when not given.',
+                               lower_bound=0)
+  STEMMER = flags.DEFINE_bool('stemmer', True, 'Porter stemming before words are compared.')
+  SUMMARIES_OUT = flags.DEFINE_string('summaries_out', None, 'Write the summaries to this .jsonl file.')
   cli.run(main)

@@ -1,0 +1,196 @@
+"""`experiments.humaneval` and `experiments.xsum` as a user runs them, on a session that answers from a list.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from experiments import sandbox
+from models.errors import InputError
+
+# Answers every even problem with its reference solution, in twice the time without a draft.
+FAKE = '''
+import dataclasses, runpy, sys, types
+from launch import prompts, session
+from specdec.metrics import Metrics
+
+SOLUTIONS = {problem.task_id: problem.canonical_solution for problem in prompts.humaneval_problems()}
+
+class Fake:
+  compile_seconds = 1.5
+
+  def __init__(self, config, gamma):
+    self.config = config
+    name = config.drafter.name if gamma else 'none'
+    self.engine = types.SimpleNamespace(gamma=gamma, drafter=types.SimpleNamespace(name=name))
+
+  @classmethod
+  def from_config(cls, config):
+    return cls(config, config.engine.gamma)
+
+  def plain(self):
+    return Fake(self.config, 0)
+
+  def generate(self, chunk, seeds):
+    assert len(chunk) == len(seeds) <= self.config.engine.batch
+    return [self.complete(prompt) for prompt in chunk]
+
+  def complete(self, prompt):
+    passes = 5 if self.engine.gamma else 10
+    zero = {field.name: () if 'tuple' in str(field.type) else 0 for field in dataclasses.fields(Metrics)}
+    return session.Completion(
+        prompt_id=prompt.id, text=self.text(prompt), token_ids=[1] * 10, reason=REASON, seconds=passes / 100,
+        prefill_seconds=0.1, metrics=Metrics(**zero | dict(passes=passes, emitted=10)), logprobs=None)
+
+  def text(self, prompt):
+    if prompt.id in SOLUTIONS:
+      good = int(prompt.id.partition('/')[2]) % 2 == 0
+      return (SOLUTIONS[prompt.id] if good else BAD) + '\\ndef more(): pass\\n'
+    return prompt.reference + '</s>' if self.engine.gamma else ' the '
+
+session.Session = Fake
+'''
+
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def start(*arguments: str) -> subprocess.CompletedProcess:
+  return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT)
+
+
+@pytest.fixture
+def command():
+  def run(module: str, *flags: str, reason: str = 'eos', bad: str = '    return None\n'):
+    script = f'REASON, BAD = {reason!r}, {bad!r}\n{FAKE}\nsys.argv[0] = {module!r}\n' \
+             f'runpy.run_module({module!r}, run_name="__main__", alter_sys=True)'
+    return start('-c', script, *flags)
+  return run
+
+
+HUMANEVAL = ('experiments.humaneval', '--config=configs/smollm2.py:lookup', '--config.data.form=raw')
+XSUM = ('experiments.xsum', '--config=configs/smollm2.py:lookup')
+
+
+@pytest.fixture(scope='module')
+def _isolated():
+  try:
+    sandbox.isolation(sandbox.MODES)
+  except InputError as error:
+    pytest.skip(str(error))
+
+
+def one_line(done: subprocess.CompletedProcess) -> str:
+  assert done.stderr.startswith('error: ') and done.stderr.count('\n') == 1 and 'Traceback' not in done.stderr
+  return done.stderr
+
+
+@pytest.mark.usefixtures('_isolated')
+def test_humaneval(command, tmp_path):
+  """Plain and speculative runs go through the same code and give equal scores (fault 61)."""
+  samples, results = tmp_path / 'samples.jsonl', tmp_path / 'results.jsonl'
+  done = command(*HUMANEVAL, '--limit=4', '--allow_code_execution', '--json_out=-', f'--samples_out={samples}',
+                 f'--results_out={results}', '--config.engine.batch=3')
+  assert done.returncode == 0, done.stderr
+  payload = json.loads(done.stdout)
+  plain, speculative = payload['rows']
+  assert (plain['decoder'], speculative['decoder']) == ('plain', 'speculative')
+  assert plain['pass@1'] == speculative['pass@1'] == .5 and plain['counts'] == speculative['counts']
+  assert speculative['counts']['passed'] == 2
+  assert plain['ms_per_token'] == pytest.approx(10) and speculative['speedup'] == pytest.approx(2)
+  assert speculative['tokens_per_pass'] == 2 and speculative['same_as_plain'] == 1 and plain['drafter'] == 'none'
+  assert 'pass@1' in done.stderr and 'speed-up' in done.stderr and '4 of 164 problems' in done.stderr
+  rows = [json.loads(line) for line in results.read_text().splitlines()]
+  assert [row['decoder'] for row in rows] == ['plain'] * 4 + ['speculative'] * 4
+  assert not any('def more' in row['completion'] for row in rows)
+  again = command('experiments.humaneval', f'--samples={tmp_path / "samples.speculative.jsonl"}', '--json_out=-',
+                  '--allow_code_execution')
+  assert again.returncode == 0 and json.loads(again.stdout)['rows'][0]['pass@1'] == .5
+
+
+def test_humaneval_refuses_to_run_code(command, tmp_path):
+  """Fault 58: without the flag, one line and status 2, before anything is decoded."""
+  done = command(*HUMANEVAL)
+  assert done.returncode == 2 and '--allow_code_execution' in one_line(done)
+  path = tmp_path / 'samples.jsonl'
+  path.write_text('{"task_id": "HumanEval/0", "completion": "    pass"}\n')
+  done = command('experiments.humaneval', f'--samples={path}')
+  assert done.returncode == 2 and '--allow_code_execution' in one_line(done)
+
+
+def test_humaneval_without_scoring(command, tmp_path):
+  done = command(*HUMANEVAL, '--generate_only', '--limit=2', f'--samples_out={tmp_path / "s.jsonl"}')
+  assert done.returncode == 0 and 'not scored' in done.stdout and 'pass@1' not in done.stdout
+  for decoder in ('plain', 'speculative'):
+    rows = [json.loads(line) for line in (tmp_path / f's.{decoder}.jsonl').read_text().splitlines()]
+    assert [row['task_id'] for row in rows] == ['HumanEval/0', 'HumanEval/1']
+    assert set(rows[0]) == {'task_id', 'completion'}
+
+
+@pytest.mark.usefixtures('_isolated')
+def test_humaneval_of_timeouts_fails(command):
+  """Fault 59: > 50 % timeouts, status 1."""
+  done = command(*HUMANEVAL, '--config.data.offset=1', '--limit=1', '--allow_code_execution', '--timeout=1',
+                 bad='    while True: pass\n')
+  assert done.returncode == 1 and 'error: 1 of 1 programs ended in timeout' in done.stderr
+
+
+@pytest.mark.usefixtures('_isolated')
+@pytest.mark.parametrize('flags, expected', [
+    (['--k=1,2'], 'pass@2'), (['--samples_per_problem=2'], 'temperature'),
+    (['--samples_out=/nowhere/s.jsonl'], '/nowhere'),
+])
+def test_humaneval_wrong_use(command, flags, expected):
+  done = command(*HUMANEVAL, '--allow_code_execution', '--limit=1', *flags)
+  assert done.returncode == 2 and expected in one_line(done)
+
+
+def test_xsum(command, tmp_path):
+  """The report names variant and stemmer (fault 62)."""
+  done = command(*XSUM, '--limit=3', '--json_out=-', f'--summaries_out={tmp_path / "s.jsonl"}')
+  assert done.returncode == 0, done.stderr
+  payload = json.loads(done.stdout)
+  plain, speculative = payload['rows']
+  assert set(speculative['rouge']) == {'rouge1', 'rouge2', 'rougeL', 'rougeLsum'}
+  assert speculative['rouge']['rouge2'] == {'mean': 1, 'low': 1, 'high': 1} and plain['rouge']['rouge2']['mean'] == 0
+  assert payload['difference']['rouge2']['mean'] == 1 and payload['stemmer'] is True and payload['benchmark'] == 'news'
+  assert 'stemmer on' in done.stderr and 'rougeLsum' in done.stderr and 'speed-up' in done.stderr
+  rows = [json.loads(line) for line in (tmp_path / 's.jsonl').read_text().splitlines()]
+  assert rows[3]['summary'] == rows[3]['reference'] and rows[0]['summary'] == 'the' and len(rows) == 6
+
+
+def test_xsum_from_a_file(command, tmp_path):
+  path = tmp_path / 'xsum.jsonl'
+  path.write_text('{"document": "A long text.", "summary": "Short.", "id": "1"}\n')
+  done = command(*XSUM, f'--config.data.path={path}', '--nostemmer')
+  assert done.returncode == 0 and 'xsum, 1 stories' in done.stdout and 'stemmer off' in done.stdout
+
+
+def test_xsum_wrong_use(command):
+  done = command(*XSUM, '--config.data.path=/nowhere.jsonl')
+  assert done.returncode == 2 and '/nowhere.jsonl' in one_line(done)
+
+
+@pytest.mark.parametrize('arguments', [(*HUMANEVAL, '--generate_only'), XSUM])
+def test_broken_numbers_fail_the_run(command, arguments):
+  done = command(*arguments, '--limit=1', reason='error')
+  assert done.returncode == 1 and 'not finite' in done.stderr
+
+
+def test_plain_alone_where_nothing_drafts(command):
+  done = command('experiments.xsum', '--config=configs/smollm2.py:none', '--limit=1', '--json_out=-')
+  payload = json.loads(done.stdout)
+  assert [row['decoder'] for row in payload['rows']] == ['plain'] and payload['difference']['rouge1'] is None
+
+
+def test_command_on_a_model(tmp_path):
+  path = tmp_path / 'xsum.jsonl'
+  path.write_text('{"document": "A.", "summary": "B."}\n{"document": "C.", "summary": "D."}\n')
+  done = start('-m', 'experiments.xsum', '--config=configs/tiny.py:lookup', f'--config.data.path={path}',
+               '--json_out=-', '--config.sampling.max_new_tokens=8')
+  assert done.returncode == 0, done.stderr
+  plain, speculative = json.loads(done.stdout)['rows']
+  assert plain['prompts'] == 2 and speculative['same_as_plain'] == 1
