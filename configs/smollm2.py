@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 DRAFTERS = {
     'none': {'name': 'none'},
-    'lookup': {'name': 'lookup', 'min_ngram': 1, 'max_ngram': 3, 'match': 'earliest', 'partial': False},
+    'lookup': {'name': 'lookup', 'min_ngram': 1, 'max_ngram': 3, 'match': 'earliest', 'partial': True},
     'self': {'name': 'self', 'num_layers': 4},
 }
 GAMMAS = {'none': 0, 'lookup': 10, 'self': 2}

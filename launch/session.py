@@ -11,6 +11,7 @@ import numpy as np
 
 from launch.build import AnyTokenizer, build_drafter, build_engine, build_model, build_sampling
 from launch.prompts import Prompt
+from models.decoder import Decoder
 from models.errors import InputError
 from specdec.commit import Reason
 from specdec.drafters import Empty, Simulated
@@ -62,20 +63,20 @@ class Session:
     self._warm: set[tuple[int, int]] = set()
 
   @classmethod
-  def from_config(cls, config: ConfigDict) -> 'Session':
-    """Loads and checks everything that `config` names.
+  def from_config(cls, config: ConfigDict, target: tuple[Decoder, AnyTokenizer] | None = None) -> 'Session':
+    """Loads and checks everything that `config` names; `target` spares loading a model that is there already.
 
     Raises:
       InputError: whatever is wrong, in one line.
     """
     try:
       build_sampling(config)
-      target, tokenizer = build_model(config.target)
-      drafter, draft = build_drafter(config, target, tokenizer)
+      model, tokenizer = target or build_model(config.target)
+      drafter, draft = build_drafter(config, model, tokenizer)
       engine = build_engine(config, drafter, tokenizer.num_tokens)
       if config.engine.batch < 1:
         raise InputError(f'engine.batch must be 1 or more, got {config.engine.batch}')
-      return cls(config, tokenizer, engine, Params(target, draft))
+      return cls(config, tokenizer, engine, Params(model, draft))
     except ValueError as error:
       raise InputError(str(error)) from error
 

