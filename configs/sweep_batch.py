@@ -1,0 +1,23 @@
+"""Over batch sizes: where speculation stops paying on this machine.
+
+    python -m experiments.sweep --config=configs/sweep_batch.py --out=sweep_batch.jsonl --plot=sweep_batch.png
+
+About ten minutes on two cores. Variants are those of configs/smollm2.py, and `tiny` (seconds).
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config(variant: str = 'lookup') -> ConfigDict:
+  tiny = variant == 'tiny'
+  config = ConfigDict({
+      'base': 'configs/tiny.py:model' if tiny else f'configs/smollm2.py:{variant}',
+      'grid': {'engine': {'batch': (1, 2) if tiny else (1, 2, 4, 8, 16), 'gamma': (4,)}},
+      'zip': {},
+      'repeats': 1,
+      'plain': False,
+  })
+  if not tiny:
+    config.grid.data = {'kind': ('news',), 'limit': (16,)}
+    config.grid.sampling = {'max_new_tokens': (64,)}
+  return config.lock()
