@@ -179,6 +179,18 @@ def record_embedded_tokenizer(directory: Path):
       parsed={index: ids for index, ids in enumerate(parsed) if ids != plain[index]}))
 
 
+def record_greedy(directory: Path, num_tokens: int = 48):
+  """What llama.cpp decodes greedily from the embedded file, in its own arithmetic on the quantised weights."""
+  model = llama_cpp.Llama(str(embedded_model()), n_ctx=256, verbose=False)
+  prompt = ('<|im_start|>user\nWrite a Python function that reverses a string, then explain it.<|im_end|>\n'
+            '<|im_start|>assistant\n')
+  ids = model.tokenize(prompt.encode(), add_bos=False, special=True)
+  steps = model.generate(ids, temp=0.0)
+  decoded = [next(steps) for _ in range(num_tokens)]
+  save_json(directory / 'greedy.json.gz', dict(
+      prompt=prompt, ids=ids, decoded=decoded, text=model.detokenize(decoded).decode()))
+
+
 def train_sentencepiece(directory: Path, vocab_size: int = 480):
   """A small sentencepiece BPE model, as tokenizer.model and in GGUF, with the ids of llama.cpp."""
   prefix = directory / 'tokenizer'
@@ -274,6 +286,7 @@ def main():
   train_sentencepiece(directory)
   train_byte_level(directory)
   record_chat(directory)
+  record_greedy(directory)
 
 
 if __name__ == '__main__':

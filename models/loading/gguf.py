@@ -6,6 +6,7 @@ package. Rows of q and k are handed out in half-split rotary order, whatever the
 
 from collections.abc import Iterator
 import dataclasses
+import functools
 import math
 import os
 from pathlib import Path
@@ -203,14 +204,12 @@ class GgufFile:
     return self.get('general.architecture', str)
 
   def is_float(self, name: str) -> bool:
-    return not self._entries[name].kind.name.startswith('I') or self._entries[name].kind in gguf.quants._type_traits
+    return self._entries[name].kind.name not in ('I8', 'I16', 'I32', 'I64')
 
   def problem(self, name: str) -> str | None:
     """Why the tensor cannot be read, or None."""
     kind = self._entries[name].kind
-    if kind.name in PLAIN or kind in gguf.quants._type_traits:
-      return None
-    return f'its type {kind.name} cannot be dequantised'
+    return None if kind.name in PLAIN or can_dequantise(kind) else f'its type {kind.name} cannot be dequantised'
 
   def read(self, name: str) -> np.ndarray:
     """The tensor: F16 and BF16 as stored, quantised types as float32."""
@@ -231,6 +230,16 @@ class GgufFile:
       return None
     num_heads = self.get('llama.attention.head_count', int)
     return num_heads if which[1] == 'q' else self.get('llama.attention.head_count_kv', int, num_heads)
+
+
+@functools.cache
+def can_dequantise(kind: GGMLQuantizationType) -> bool:
+  """Whether the `gguf` package can."""
+  try:
+    gguf.quants.dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+  except NotImplementedError:
+    return False
+  return True
 
 
 def half_split(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -290,6 +299,8 @@ def _refuse_unknown(file: GgufFile, arch: str):
     if not isinstance(value, str | list | np.ndarray) and not value:  # 0 experts, factor 0: switched off
       continue
     raise InputError(f'{file.path}: metadata {key!r} is not supported')
+  if file.get('split.count', int, 1) > 1:
+    raise InputError(f'{file.path} is one of {file.get("split.count", int)} parts: merge them with llama-gguf-split first')
   if not file.get(f'{arch}.attention.causal', bool, True):
     raise InputError(f"{file.path}: metadata '{arch}.attention.causal' is false: not a language model")
 

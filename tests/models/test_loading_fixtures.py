@@ -6,6 +6,8 @@ rounding of float32 angles shows.
 
 import dataclasses
 import functools
+import gzip
+import json
 from pathlib import Path
 
 import jax
@@ -13,9 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.config import RopeScaling
+from models.config import DecoderConfig, RopeScaling
 from models.decoder import Decoder
-from models.loading import load_decoder
+from models.errors import InputError
+from models.loading import embedded_model, load_decoder
+from models.tokenizer import Tokenizer
 
 FIXTURES = Path(__file__).parents[1] / 'fixtures' / 'models'
 FAMILIES = sorted(path.name for path in FIXTURES.iterdir())
@@ -88,6 +92,22 @@ def test_interleaved_rows_are_noticed():
   computed, expected = logits(decoder, TOKENS[:SHORT], SHORT), recorded('llama2', 'short')
   assert error(computed[0], expected[0]) < 1e-5
   assert error(computed[1:], expected[1:]) > 1e-2
+
+
+def test_embedded_model_decodes_as_llama_cpp():
+  """fault 51, 52: greedy text of the quantised file, teacher-forced: every token is our first choice too."""
+  try:
+    path = embedded_model()
+  except InputError as error:
+    pytest.skip(str(error))
+  record = json.loads(gzip.decompress((FIXTURES.parent / 'tokenizers' / 'greedy.json.gz').read_bytes()))
+  tokenizer = Tokenizer.from_gguf(path)
+  assert tokenizer.encode(record['prompt'], parse_special=True) == record['ids']
+  assert tokenizer.decode(record['decoded']) == record['text']
+  decoder, config = load_decoder(path)
+  assert config == DecoderConfig.smollm2_135m()
+  tokens = np.array(record['ids'] + record['decoded'][:-1])
+  assert logits(decoder, tokens, len(record['decoded'])).argmax(axis=-1).tolist() == record['decoded']
 
 
 def test_every_config_field_of_a_family_is_covered():

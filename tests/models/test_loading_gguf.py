@@ -236,6 +236,13 @@ def test_metadata_is_applied_or_refused(tmp_path):
       config_of(tmp_path, **{key: None})
 
 
+def test_one_part_of_many(tmp_path):
+  tensors = {'token_embd.weight': np.zeros((5, 8), np.float32)}
+  path = write(tmp_path / 'x.gguf', llama_metadata() | {'split.count': 3}, tensors)
+  with pytest.raises(InputError, match='one of 3 parts'):
+    load_decoder(path)
+
+
 def test_unknown_architecture(tmp_path):
   path = write(tmp_path / 'x.gguf', {}, {}, 'gemma')
   with pytest.raises(InputError, match="architecture 'gemma' is not supported"):

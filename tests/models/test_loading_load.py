@@ -16,7 +16,7 @@ import safetensors.numpy
 from models.config import DecoderConfig, RopeScaling
 from models.decoder import Decoder
 from models.errors import InputError
-from models.loading import embedded_model, export_hf, load_decoder
+from models.loading import export_hf, load_decoder
 from tests.models.random_decoder import random_decoder
 
 ROOT = Path(__file__).parents[2]
@@ -201,23 +201,10 @@ def test_peak_memory(tmp_path):
   make(tmp_path / 'big', vocab_size=8192, width=512, num_layers=6, num_heads=8, head_dim=64, ff_width=1536)
   out = subprocess.run(
       [sys.executable, '-c', MEASURE, tmp_path / 'tiny', tmp_path / 'big'], cwd=ROOT, check=True, text=True,
-      capture_output=True, timeout=100).stdout
+      capture_output=True, timeout=300).stdout
   extra, *sizes = map(int, out.split())
   assert sum(sizes) > 100e6
   assert extra < sum(sizes) + 2 * max(sizes) + 32e6, (extra, sum(sizes), max(sizes))
-
-
-def test_embedded_model():
-  """The embedded file: shapes and a sum that changes when a block format or a layout is misread."""
-  try:
-    path = embedded_model()
-  except InputError as error:
-    pytest.skip(str(error))
-  decoder, config = load_decoder(path, num_layers=30)
-  assert config == DecoderConfig.smollm2_135m()
-  qkv = np.asarray(decoder.layers[7].attn.qkv[...])
-  assert qkv.shape == (576, 3, 5, 64)
-  np.testing.assert_allclose(np.abs(qkv).mean(), 0.142193, atol=1e-6)
 
 
 def test_config_json_of_the_export_is_plain(tmp_path):
