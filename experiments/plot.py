@@ -9,9 +9,9 @@ import json
 import math
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
-from launch import results
+from launch import cli, results
 from launch.table import lookup
 from models.errors import InputError
 
@@ -198,24 +198,23 @@ def _acceptance(row: Row) -> float | None:
 
 
 def _step_ms(row: Row) -> float | None:
-  """Time of one step: of all tokens that a pass emits, over the batch."""
-  milliseconds, tokens = _number(row, 'ms_per_token'), _number(row, 'tokens_per_pass')
-  return None if None in (milliseconds, tokens) else milliseconds * tokens * (row.get('batch') or 1)
+  """Time of one step: of a token of a row, times the tokens it emits, unless the row says."""
+  measured, milliseconds, tokens = (_number(row, key) for key in ('ms_per_round', 'ms_per_token', 'tokens_per_pass'))
+  return measured if measured is not None or None in (milliseconds, tokens) else milliseconds * tokens
 
 
-_ROWS = flags.DEFINE_string('rows', None, 'JSON lines to read.')
-_OUT = flags.DEFINE_string('out', None, 'PNG to write.')
-_KIND = flags.DEFINE_enum('kind', 'auto', KINDS, 'Which figure.')
-
-
-def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected argument {argv[1]}')
-  results.check_writable(_OUT.value)
-  draw(results.read_rows(_ROWS.value), _OUT.value, _KIND.value)
-  print(f'wrote {_OUT.value}')
+def main() -> int:
+  for flag, value in (('rows', ROWS.value), ('out', OUT.value)):
+    if not value:
+      raise InputError(f'pass --{flag}=FILE')
+  results.check_writable(OUT.value)
+  draw(results.read_rows(ROWS.value), OUT.value, KIND.value)
+  cli.say(f'wrote {OUT.value}')
+  return 0
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['rows', 'out'])
-  app.run(main)
+  ROWS = flags.DEFINE_string('rows', None, 'JSON lines to read.')
+  OUT = flags.DEFINE_string('out', None, 'PNG to write.')
+  KIND = flags.DEFINE_enum('kind', 'auto', KINDS, 'Which figure.')
+  cli.run(main)
