@@ -11,6 +11,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from specdec.wide import first_max, invert_cdf
+
 
 class Purpose(enum.IntEnum):
   DRAFT = 0  # drawing the drafted token
@@ -43,6 +45,17 @@ def gumbels(row_key_B: Array, position_B: Array, vocab: int, purpose: Purpose) -
   return jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32))(keys_at(row_key_B, position_B, purpose))
 
 
-def draw(law_BV: Array, noise_BV: Array) -> Array:
-  """[B] tokens from the laws by the Gumbel-max trick (Gumbel, 1954); ties go to the lowest id."""
-  return jnp.argmax(jnp.log(law_BV) + noise_BV, axis=-1).astype(jnp.int32)
+def gumbel_max(law_BTV: Array, noise_BTV: Array) -> Array:
+  """[B, T] tokens from the laws by the Gumbel-max trick (Gumbel, 1954); ties go to the lowest id."""
+  return first_max(jnp.log(law_BTV) + noise_BTV)[1]
+
+
+def draw(row_key_B: Array, position_B: Array, law_BV: Array, purpose: Purpose) -> Array:
+  """[B] tokens from the laws, for one position of each row.
+
+  Noise that draft and target share must be Gumbel noise over the vocabulary; else one uniform inverts the
+  cumulated law, which costs less.
+  """
+  if purpose is Purpose.SHARED:
+    return gumbel_max(law_BV, gumbels(row_key_B, position_B, law_BV.shape[-1], purpose))
+  return invert_cdf(law_BV, uniforms(row_key_B, position_B, 1, purpose)[:, 0])

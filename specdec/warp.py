@@ -10,8 +10,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from specdec.wide import first_max, tiled
+
 GREEDY_TEMPERATURE = 1e-5  # at or below, the law is one-hot at the (first) maximum
-LANES = 128
 
 
 @jax.tree_util.register_dataclass
@@ -55,9 +56,10 @@ def warp(logits: Array, sampling: Sampling) -> Array:
 
 
 def _one_hot_of_max(logits: Array) -> Array:
-  best = jnp.argmax(logits, axis=-1)[..., None]  # a NaN counts as the maximum
-  valid = jnp.isfinite(jnp.take_along_axis(logits, best, axis=-1))
-  return jnp.where(jnp.arange(logits.shape[-1]) == best, jnp.where(valid, 1.0, jnp.nan), jnp.where(valid, 0.0, jnp.nan))
+  top, index = first_max(logits)
+  valid = jnp.isfinite(top)[..., None]
+  one_hot = jnp.arange(logits.shape[-1]) == index[..., None]
+  return jnp.where(valid, one_hot.astype(jnp.float32), jnp.nan)
 
 
 def _sampled_law(logits: Array, sampling: Sampling) -> Array:
@@ -90,8 +92,7 @@ def _largest_threshold(law: Array, weigh, wanted: Array) -> Array:
 
   Non-negative floats are ordered like their bit patterns, so 30 halvings between 0.0 and 1.0 are exact.
   """
-  lanes = math.gcd(law.shape[-1], LANES)
-  tiles = law.reshape(*law.shape[:-1], -1, lanes)  # summed over tiles first: vector adds, not a serial chain
+  tiles = tiled(law)
 
   def halve(_, bounds):
     low, high = bounds

@@ -15,7 +15,7 @@ from specdec.draft import Draft, Verdict
 
 def choices(noise_BTV: Array, target_probs_BTV: Array) -> Array:
   """[B, T]: the target's choice under the noise of each position."""
-  return jnp.argmax(jnp.log(target_probs_BTV) + noise_BTV, axis=-1).astype(jnp.int32)
+  return rng.gumbel_max(target_probs_BTV, noise_BTV)
 
 
 def match(choice_BT: Array, draft: Draft) -> Verdict:

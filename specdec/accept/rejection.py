@@ -55,5 +55,4 @@ class Rejection:
     uniform_BM = rng.uniforms(row_key_B, position_B, draft.width, rng.Purpose.ACCEPT)
     num_accepted_B = num_accepted(uniform_BM, draft, target_probs_BTV)
     law_BV = next_law(draft, target_probs_BTV, num_accepted_B)
-    noise_BV = rng.gumbels(row_key_B, position_B + num_accepted_B, law_BV.shape[-1], rng.Purpose.EMIT)
-    return Verdict(num_accepted_B, rng.draw(law_BV, noise_BV))
+    return Verdict(num_accepted_B, rng.draw(row_key_B, position_B + num_accepted_B, law_BV, rng.Purpose.EMIT))

@@ -115,5 +115,4 @@ class Model:
 
   def _draw(self, logits_B1V: Array, context: Context, index: int | Array) -> tuple[Array, Array]:
     law_BV = warp(logits_B1V[:, 0, :self.num_tokens], context.sampling)
-    noise_BV = rng.gumbels(context.row_key_B, context.length_B + index, self.num_tokens, context.purpose)
-    return rng.draw(law_BV, noise_BV), law_BV
+    return rng.draw(context.row_key_B, context.length_B + index, law_BV, context.purpose), law_BV
