@@ -43,7 +43,7 @@ FAMILIES = {
     'qwen3': ('Qwen3Config', dict(head_dim=24, rope_parameters=dict(rope_type='default', rope_theta=1e6))),
 }
 SHARDED = 'llama3'
-PRE_TOKENIZERS = ('default', 'gpt-2', 'smollm', 'starcoder', 'llama-bpe', 'qwen2')
+PRE_TOKENIZERS = ('default', 'gpt-2', 'smollm', 'starcoder', 'llama-bpe', 'qwen2', 'tekken')
 
 
 def randomize(model: torch.nn.Module, seed: int):

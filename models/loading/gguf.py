@@ -300,7 +300,7 @@ def _refuse_unknown(file: GgufFile, arch: str):
       continue
     raise InputError(f'{file.path}: metadata {key!r} is not supported')
   if file.get('split.count', int, 1) > 1:
-    raise InputError(f'{file.path} is one of {file.get("split.count", int)} parts: merge them with llama-gguf-split first')
+    raise InputError(f'{file.path} is one of {file.metadata["split.count"]} parts: merge them with llama-gguf-split')
   if not file.get(f'{arch}.attention.causal', bool, True):
     raise InputError(f"{file.path}: metadata '{arch}.attention.causal' is false: not a language model")
 

@@ -53,12 +53,12 @@ def gguf_vocabulary(file: GgufFile) -> Vocabulary:
   kind = file.get('tokenizer.ggml.model', str)
   if kind not in ('gpt2', 'llama'):
     raise InputError(f"{file.path}: tokenizer model {kind!r} is not supported: only 'gpt2' and 'llama' are")
-  names = file.get('tokenizer.ggml.tokens', list)
-  types = file.get('tokenizer.ggml.token_type', list, [NORMAL] * len(names))
-  if len(types) != len(names) or not all(isinstance(name, str) for name in names):
+  names = _list_of(str, file, 'tokens')
+  types = _list_of(int, file, 'token_type', [NORMAL] * len(names))
+  if len(types) != len(names):
     raise InputError(f'{file.path}: {len(names)} tokens, but {len(types)} token types')
-  while names and types[-1] == UNUSED:  # padding up to the width of the model
-    names, types = names[:-1], types[:-1]
+  real = max((token + 1 for token, kind in enumerate(types) if kind != UNUSED), default=0)
+  names, types = names[:real], types[:real]  # the rest pads up to the width of the model
   ids = {name: token for token, name in enumerate(names)}
   if len(ids) != len(names):
     raise InputError(f'{file.path}: a token comes twice in tokenizer.ggml.tokens')
@@ -79,6 +79,13 @@ def gguf_vocabulary(file: GgufFile) -> Vocabulary:
       eos_ids=frozenset(ends - {None}), chat_template=file.get('tokenizer.chat_template', str, '') or None)
 
 
+def _list_of(kind: type, file: GgufFile, which: str, default: list | None = None) -> list:
+  values = file.get(f'tokenizer.ggml.{which}', list, default)
+  if not all(isinstance(value, kind) for value in values):
+    raise InputError(f"{file.path}: metadata 'tokenizer.ggml.{which}' should hold {kind.__name__} only")
+  return values
+
+
 def _ids_if(wanted: bool, token: int | None) -> tuple[int, ...]:
   return (token,) if wanted and token is not None else ()
 
@@ -94,7 +101,7 @@ def _gguf_byte_level(file: GgufFile, names: list[str], types: list[int], ids: di
   pre = file.get('tokenizer.ggml.pre', str, 'default')
   if pre not in PRE_TOKENIZERS:
     raise InputError(f'{file.path}: pre-tokenizer {pre!r} is not supported: use one of {", ".join(PRE_TOKENIZERS)}')
-  merges = [tuple(merge.split(' ', 1)) for merge in file.get('tokenizer.ggml.merges', list)]
+  merges = [tuple(merge.split(' ', 1)) for merge in _list_of(str, file, 'merges')]
   try:
     model = models.BPE(ids, merges, ignore_merges=pre in WHOLE_WORDS_FIRST)
   except Exception as error:  # `tokenizers` raises nothing narrower
@@ -116,7 +123,7 @@ def _gguf_byte_level(file: GgufFile, names: list[str], types: list[int], ids: di
 
 
 def _gguf_sentencepiece(file: GgufFile, names: list[str], types: list[int], ids: dict[str, int]):
-  scores = file.get('tokenizer.ggml.scores', list)
+  scores = _list_of(float, file, 'scores')
   if len(scores) < len(names):
     raise InputError(f'{file.path}: {len(names)} tokens, but {len(scores)} scores')
   prefix = file.get('tokenizer.ggml.add_space_prefix', bool, True)

@@ -17,7 +17,7 @@ from models import chat
 from models.errors import InputError
 from models.loading import embedded_model
 from models.loading.gguf import GgufFile
-from models.loading.gguf_tokenizer import gguf_vocabulary
+from models.loading.gguf_tokenizer import PRE_TOKENIZERS, gguf_vocabulary
 from models.loading.vocabulary import byte_of_char
 from models.tokenizer import StreamDecoder, Tokenizer, check_same_vocabulary
 
@@ -83,11 +83,17 @@ def test_decoding_is_the_inverse(smollm2):
     assert b''.join(pieces[token] for token in ids).decode() == smollm2.decode(ids)
 
 
-@pytest.mark.parametrize('pre', ['default', 'gpt-2', 'smollm', 'starcoder', 'llama-bpe', 'qwen2'])
+@pytest.mark.parametrize('pre', sorted(PRE_TOKENIZERS))
 def test_pre_tokenizers_against_llama_cpp(pre):
+  """Tekken in ASCII only: to llama.cpp every other letter is both upper and lower case, to Mistral it is not."""
   record = recorded('byte-level')
   tokenizer = edited(FIXTURES / 'byte-level.gguf', pre=pre)
-  assert [tokenizer.encode(text) for text in record['texts']] == record['ids'][pre]
+  compared = 0
+  for text, ids in zip(record['texts'], record['ids'][pre], strict=True):
+    if pre != 'tekken' or text.isascii():
+      assert tokenizer.encode(text) == ids
+      compared += 1
+  assert compared > 50
 
 
 def test_sentencepiece_gguf_against_llama_cpp():
@@ -122,6 +128,7 @@ def test_space_prefix_can_be_off():
     ('byte-level.gguf', dict(pre='gpt-4o'), "pre-tokenizer 'gpt-4o' is not supported"),
     ('byte-level.gguf', dict(merges=['q', 'x y']), 'merges'), ('byte-level.gguf', dict(merges=['zq qz']), 'merges'),
     ('byte-level.gguf', dict(token_type=[1, 1]), '2 token types'),
+    ('byte-level.gguf', dict(tokens=[1, 2]), 'should hold str only'),
     ('byte-level.gguf', dict(tokens=['a', 'a'], token_type=[1, 1]), 'comes twice'),
     ('byte-level.gguf', dict(eos_token_id=10 ** 6), 'eos_token_id is 1000000'),
     ('sentencepiece.gguf', dict(scores=[0.0]), '1 scores'), ('sentencepiece.gguf', dict(scores=None), 'scores'),
