@@ -32,7 +32,7 @@ SUMMARY_STOPS = ('\n',)
 
 HUMANEVAL_REQUEST = ('Complete this Python function. Reply with the whole function in one ```python code block '
                      'and nothing else.\n\n```python\n{prompt}```')
-SUMMARY_REQUEST = 'Summarize the article in one sentence.'
+SUMMARY_REQUEST = 'Summarize the following news story in one sentence.'
 
 _ABBREVIATIONS = (
     r'[A-Z]|[A-Z]\.[A-Z]|[ap]\.m|Mr|Mrs|Ms|Dr|Prof|Rev|Hon|St|Jr|Sr|Sen|Rep|Gov|Gen|Col|Lt|Maj|Capt|Sgt|Insp|Inc|Co|Corp|'
@@ -169,9 +169,11 @@ LOADERS: dict[str, Callable[[Any], Iterator[Prompt]]] = {
 
 
 def _summary_prompt(story: Story, examples: list[Story], chat: bool) -> Prompt:
+  if chat and not examples:
+    return Prompt(story.id, f'{SUMMARY_REQUEST}\n\n{story.document}', chat, story.summary)
   parts = [SUMMARY_REQUEST] if chat else []
   parts += [f'Article: {example.document}\nSummary: {example.summary}' for example in examples]
-  parts += [f'Article: {story.document}' + ('' if chat and not examples else '\nSummary:')]
+  parts += [f'Article: {story.document}\nSummary:']
   return Prompt(story.id, '\n\n'.join(parts), chat, story.summary)
 
 
