@@ -24,6 +24,7 @@ setup(
         'safetensors',
         'gguf>=0.17',
         'tokenizers>=0.21',
+        'protobuf',  # sentencepiece models inside GGUF files
         'sentencepiece',
         'jinja2',  # chat templates
         'tqdm',

