@@ -54,21 +54,20 @@ def dumps(value: Any, indent: int | None = None) -> str:
 
 
 def _write_error(path: str, error: OSError) -> InputError:
-  directory = os.path.dirname(path) or '.'
-  if not os.path.isdir(directory):
-    return InputError(f'cannot write {path}: there is no directory {directory}; create it or name another file')
   return InputError(f'cannot write {path}: {error.strerror}; name another file')
 
 
 def check_writable(path: str | None) -> None:
   """Raises InputError unless `path` can be written; call it before the work whose result goes there.
 
-  None (nothing to write) and '-' (standard output) pass. The file is neither changed nor left behind.
+  None (nothing to write) and '-' (standard output) pass. The directory is made if it is missing; the file is neither
+  changed nor left behind.
   """
   if path in (None, STDOUT):
     return
   existed = os.path.lexists(path)
   try:
+    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
     open(path, 'ab').close()
   except OSError as error:
     raise _write_error(path, error) from error

@@ -81,18 +81,19 @@ def test_missing_file(tmp_path):
     results.read_rows(str(tmp_path / 'none.jsonl'))
 
 
-@pytest.mark.parametrize('path, message', [('no/such/directory/rows.jsonl', 'no directory no/such/directory'),
-                                           ('.', 'Is a directory'), ('', 'No such file')])
+@pytest.mark.parametrize('path, message', [('file/rows.jsonl', 'cannot write file/rows.jsonl: '),
+                                           ('directory', 'Is a directory'), ('', 'No such file')])
 def test_unwritable_path_is_one_line(path, message, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  calls = (results.check_writable, lambda p: results.append_row(p, {}), lambda p: results.write_json(p, {}))
-  for call in calls:
+  (tmp_path / 'directory').mkdir()
+  (tmp_path / 'file').write_text('text')
+  for write in (results.check_writable, lambda p: results.append_row(p, {}), lambda p: results.write_json(p, {})):
     with pytest.raises(InputError) as caught:
-      call(path)
+      write(path)
     assert '\n' not in str(caught.value)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ['directory', 'file']
   with pytest.raises(InputError, match=message):
     results.check_writable(path)
-  assert not list(tmp_path.iterdir())
 
 
 def test_check_writable_leaves_no_trace(tmp_path):
@@ -102,6 +103,8 @@ def test_check_writable_leaves_no_trace(tmp_path):
   path.write_text('{"a": 1}\n')
   results.check_writable(str(path))
   assert path.read_text() == '{"a": 1}\n'
+  results.check_writable(str(tmp_path / 'new' / 'directory' / 'rows.jsonl'))
+  assert not list((tmp_path / 'new' / 'directory').iterdir())
   results.check_writable('-')
   results.check_writable(None)
 
