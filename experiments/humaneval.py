@@ -18,8 +18,9 @@ from ml_collections import ConfigDict
 
 from experiments import score
 from experiments.completions import completion
+from experiments.errors import RunError
 from experiments.sample_files import Sample, read_samples, write_lines
-from experiments.score import HarnessError, Scores
+from experiments.score import Scores
 from experiments.side_by_side import PLAIN, SPECULATIVE, TIMING_COLUMNS, Run, decode_both, facts
 from launch import cli, results
 from launch.prompts import Prompt, humaneval_problems, load_prompts, stop_strings
@@ -39,7 +40,7 @@ def main() -> int:
     score.require_consent(ALLOW.value)
   try:
     return _score_file(k) if SAMPLES.value is not None else _decode_and_score(k)
-  except HarnessError as error:
+  except RunError as error:
     print(f'error: {error}', file=sys.stderr)
     return 1
 
@@ -60,7 +61,8 @@ def path_for(path: str | None, decoder: str) -> str | None:
 
 def _score_file(k: list[int]) -> int:
   scores = score.score_samples(read_samples(SAMPLES.value), ALLOW.value, k, TIMEOUT.value, WORKERS.value)
-  return _report([{'samples_file': SAMPLES.value, **_score_facts(scores)}], {'samples': scores}, k)
+  _report([{'samples_file': SAMPLES.value, **_score_facts(scores)}], {'samples': scores}, k)
+  return 0
 
 
 def _decode_and_score(k: list[int]) -> int:
@@ -80,10 +82,10 @@ def _decode_and_score(k: list[int]) -> int:
     if not GENERATE_ONLY.value:
       scores[run.decoder] = score.score_samples(samples, ALLOW.value, k, TIMEOUT.value, WORKERS.value)
       row |= _score_facts(scores[run.decoder])
-  failed = sum(run.failed for run in runs)
-  if failed:
-    raise HarnessError(f'{failed} rows ended in numbers that are not finite: their text means nothing')
-  return _report(rows, scores, k)
+  _report(rows, scores, k)
+  for run in runs:
+    run.check()
+  return 0
 
 
 def _prepare(config: ConfigDict) -> None:
@@ -110,7 +112,8 @@ def _score_facts(scores: Scores) -> dict[str, Any]:
           'isolation': scores.isolation}
 
 
-def _report(rows: list[dict[str, Any]], scores: dict[str, Scores], k: list[int]) -> int:
+def _report(rows: list[dict[str, Any]], scores: dict[str, Scores], k: list[int]) -> None:
+  """Shows and writes the rows, then fails the run where they mean nothing."""
   if RESULTS_OUT.value is not None:
     write_lines(RESULTS_OUT.value, [
         {'decoder': name, **row} for name, scored in scores.items() for row in scored.results])
@@ -119,7 +122,6 @@ def _report(rows: list[dict[str, Any]], scores: dict[str, Scores], k: list[int])
   cli.write_json({'benchmark': 'humaneval', 'rows': rows, **results.environment()})
   for scored in scores.values():
     scored.check()
-  return 0
 
 
 def _title(row: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from experiments import sandbox
 from experiments.completions import program
+from experiments.errors import RunError
 from experiments.pass_at_k import mean_pass_at_k, pass_at_k
 from experiments.sample_files import Sample
 from launch.progress import track
@@ -24,10 +25,6 @@ SELF_CHECKS = 5
 TIMEOUT_SECONDS = 3.0  # as the benchmark has it
 REFUSAL = ('scoring runs code that a model wrote: add --allow_code_execution to allow that, in a sandbox, '
            'or --generate_only to write the samples without scoring them')
-
-
-class HarnessError(RuntimeError):
-  """The scores say nothing about the model. One line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +46,11 @@ class Scores:
   isolation: str
 
   def check(self) -> None:
-    """Raises HarnessError where more than half of the programs ran out of time or never ran."""
+    """Raises RunError where more than half of the programs ran out of time or never ran."""
     total = len(self.results)
     for kind, remedy in (('timeout', 'raise --timeout or lower --workers'), ('harness_error', 'see --results_out')):
       if 2 * self.counts[kind] > total:
-        raise HarnessError(f'{self.counts[kind]} of {total} programs ended in {kind}: scores mean nothing, {remedy}')
+        raise RunError(f'{self.counts[kind]} of {total} programs ended in {kind}: scores mean nothing, {remedy}')
 
 
 def score_samples(samples: Sequence[Sample], allow_execution: bool, k: Sequence[int] = (1,),
@@ -69,7 +66,7 @@ def score_samples(samples: Sequence[Sample], allow_execution: bool, k: Sequence[
 
   Raises:
     InputError: without consent, for unknown problems, for k beyond the samples of a problem.
-    HarnessError: where reference solutions fail.
+    RunError: where reference solutions fail.
   """
   require_consent(allow_execution)
   workers = workers or usable_cores()
@@ -121,12 +118,12 @@ def check_samples(samples: Sequence[Sample], problems: Iterable[str], k: Sequenc
 
 @functools.cache
 def self_check(timeout: float, workers: int) -> None:
-  """Raises HarnessError unless the first reference solutions pass."""
+  """Raises RunError unless the first reference solutions pass."""
   problems = humaneval_problems()[:SELF_CHECKS]
   programs = [program(problem, problem.canonical_solution) for problem in problems]
   for problem, result in zip(problems, run_programs(programs, timeout, workers, 'self-check'), strict=True):
     if not result.passed:
-      raise HarnessError(f'self-check: the reference solution of {problem.task_id} ended in {result.kind} '
+      raise RunError(f'self-check: the reference solution of {problem.task_id} ended in {result.kind} '
                          f'({result.detail}): raise --timeout, or mend the sandbox before scoring a model')
 
 

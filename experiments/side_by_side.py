@@ -6,6 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from experiments.errors import RunError
 from launch.progress import track
 from launch.prompts import Prompt
 from launch.session import Completion, Session
@@ -42,10 +43,12 @@ class Run:
     """Decode time per emitted token of a row; prompts and compilation are not in it."""
     return 1e3 * sum(completion.seconds for completion in self.completions) / self.metrics.emitted
 
-  @property
-  def failed(self) -> int:
-    """Rows whose numbers broke down: their text means nothing."""
-    return sum(completion.reason == 'error' for completion in self.completions)
+  def check(self) -> None:
+    """Raises RunError where numbers broke down."""
+    failed = sum(completion.reason == 'error' for completion in self.completions)
+    if failed:
+      raise RunError(f'{failed} of {len(self.completions)} texts ({self.decoder}) ended in numbers that are not finite: '
+                     'they mean nothing')
 
 
 def decode_both(session: Session, prompts: Sequence[Prompt]) -> list[Run]:

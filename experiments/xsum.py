@@ -16,6 +16,7 @@ import numpy as np
 
 from experiments import rouge
 from experiments.completions import END_OF_TEXT, cut
+from experiments.errors import RunError
 from experiments.sample_files import write_lines
 from experiments.side_by_side import TIMING_COLUMNS, Run, decode_both, facts
 from launch import cli, results
@@ -38,10 +39,13 @@ def main() -> int:
     row['rouge'] = {variant: rouge.interval(values) for variant, values in scores[run.decoder].items()}
   _write_summaries(runs, prompts)
   _report(rows, comparison(scores), config)
-  failed = sum(run.failed for run in runs)
-  if failed:
-    print(f'error: {failed} rows ended in numbers that are not finite: their text means nothing', file=sys.stderr)
-  return 1 if failed else 0
+  try:
+    for run in runs:
+      run.check()
+  except RunError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 1
+  return 0
 
 
 def _prepare(config: ConfigDict) -> None:

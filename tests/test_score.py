@@ -6,6 +6,7 @@ import pytest
 
 from experiments import sandbox, score
 from experiments.completions import completion
+from experiments.errors import RunError
 from experiments.sample_files import Sample, read_samples, write_lines
 from launch.prompts import humaneval_problems
 from models.errors import InputError
@@ -67,7 +68,7 @@ def test_mostly_timeouts_fail_the_run(works):
   """Fault 59: > 50 % timeouts fail the run loudly."""
   slow = sample(0, '    import time; time.sleep(60)\n')
   scores = score.score_samples([slow, slow, sample(1)], allow_execution=True, timeout=1.5, workers=2)
-  with pytest.raises(score.HarnessError, match='2 of 3 programs ended in timeout'):
+  with pytest.raises(RunError, match='2 of 3 programs ended in timeout'):
     scores.check()
   score.score_samples([slow, sample(1)], allow_execution=True, timeout=1.5, workers=2).check()
 
@@ -77,7 +78,7 @@ def test_check(kind, raises):
   rows = [{'task_id': 'HumanEval/0', 'result': kind, 'passed': False}] * 3
   scores = score.Scores(rows, dict.fromkeys(sandbox.KINDS, 0) | {kind: 3}, {1: 0.0}, 1, '')
   if raises:
-    with pytest.raises(score.HarnessError):
+    with pytest.raises(RunError):
       scores.check()
   else:
     scores.check()
@@ -92,7 +93,7 @@ def test_broken_harness_is_found_before_any_sample_runs(works, monkeypatch):
     return sandbox.Result('timeout', 'ran past 3 s', 3.0, '')
   monkeypatch.setattr(sandbox, 'run', run)
   monkeypatch.setattr(score, 'self_check', score.self_check.__wrapped__)
-  with pytest.raises(score.HarnessError, match='reference solution of HumanEval/0 ended in timeout'):
+  with pytest.raises(RunError, match='reference solution of HumanEval/0 ended in timeout'):
     score.score_samples([sample(7, '    never = 1\n')], allow_execution=True)
   assert len(ran) == 5 and not any('never' in source for source in ran)
 
