@@ -47,8 +47,8 @@ class Run:
     """Raises RunError where numbers broke down."""
     failed = sum(completion.reason == 'error' for completion in self.completions)
     if failed:
-      raise RunError(f'{failed} of {len(self.completions)} texts ({self.decoder}) ended in numbers that are not finite: '
-                     'they mean nothing')
+      raise RunError(f'{failed} of {len(self.completions)} texts ({self.decoder}) ended in numbers that are not '
+                     'finite: they mean nothing')
 
 
 def decode_both(session: Session, prompts: Sequence[Prompt]) -> list[Run]:
