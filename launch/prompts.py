@@ -32,7 +32,7 @@ SUMMARY_STOPS = ('\n',)
 
 HUMANEVAL_REQUEST = ('Complete this Python function. Reply with the whole function in one ```python code block '
                      'and nothing else.\n\n```python\n{prompt}```')
-SUMMARY_REQUEST = 'Summarize the following news story in one sentence.'
+SUMMARY_REQUEST = 'Summarize this news article.'
 
 _ABBREVIATIONS = (
     r'[A-Z]|[A-Z]\.[A-Z]|[ap]\.m|Mr|Mrs|Ms|Dr|Prof|Rev|Hon|St|Jr|Sr|Sen|Rep|Gov|Gen|Col|Lt|Maj|Capt|Sgt|Insp|Inc|Co|Corp|'
