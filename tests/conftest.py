@@ -1,0 +1,46 @@
+"""One JAX set-up for all tests: 8 fake CPU devices, float32 products in full precision.
+
+Rank promotion is allowed: the code aligns trailing dimensions on purpose, as the shape suffixes in its names show
+(`index_T < count_B[:, None]`). Toy sizes all differ instead, so that arrays lined up wrongly do not fit.
+"""
+
+import os
+
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+
+from collections.abc import Callable, Iterator
+import contextlib
+
+import jax
+import pytest
+
+jax.config.update('jax_num_cpu_devices', 8)
+jax.config.update('jax_default_matmul_precision', 'highest')
+
+COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
+
+
+class CompileCount:
+  """How many programs were compiled in the block."""
+
+  def __init__(self):
+    self.total = 0
+
+  def __call__(self, event: str, duration: float, **metadata):
+    self.total += event == COMPILE_EVENT
+
+
+@pytest.fixture
+def count_compiles() -> Callable[[], contextlib.AbstractContextManager[CompileCount]]:
+  """`with count_compiles() as count:` then `count.total`. Every program counts, eager operations too."""
+
+  @contextlib.contextmanager
+  def counting() -> Iterator[CompileCount]:
+    count = CompileCount()
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+      yield count
+    finally:
+      jax.monitoring.unregister_event_duration_listener(count)
+
+  return counting
