@@ -76,12 +76,17 @@ class Case:
   adaptive: AdaptiveGamma | None = None
 
 
+def law_of_length(target: Law, prompt: Text, length: int, vocab: int) -> np.ndarray:
+  """[V, ..., V]: the law of the `length` tokens after a prompt, one after the other from `target`."""
+  law = np.zeros((vocab,) * length)
+  for text in np.ndindex(law.shape):
+    law[text] = np.prod([target(prompt + text[:i])[token] for i, token in enumerate(text)])
+  return law
+
+
 def plain_law(case: Case) -> np.ndarray:
   """[V, ..., V]: the law of the first γ + 1 tokens of plain decoding."""
-  law = np.zeros((case.vocab,) * (case.gamma + 1))
-  for text in np.ndindex(law.shape):
-    law[text] = np.prod([case.target(case.prompt + text[:i])[token] for i, token in enumerate(text)])
-  return law
+  return law_of_length(case.target, case.prompt, case.gamma + 1, case.vocab)
 
 
 def speculative_law(case: Case, rule: Rule | None = None) -> np.ndarray:
