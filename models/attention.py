@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from models.config import DecoderConfig
 from models.kv_cache import KVCache
-from models.layers import init_weight, rms_norm, rotate
+from models.layers import init_weight, output_major, rms_norm, rotate
 
 MASKED = -1e30  # finite, so that a fully masked block gives exp(MASKED - max) = 0 and no NaN
 
@@ -67,7 +67,7 @@ def attend(q_BKGTH: Array, k_BKSH: Array, v_BKSH: Array, bias_BKGTS: Array, num_
 
 
 class Attention(nnx.Module):
-  """Queries, keys and values come from one fused weight, grouped by kv head: [D, K, G + 2, H].
+  """Queries, keys and values come from one fused weight, grouped by kv head: [K, G + 2, H, D].
 
   Of the G + 2 slices of a kv head the first G are its queries, then come its key and its value, so that
   sharding the K axis keeps every group whole.
@@ -76,7 +76,7 @@ class Attention(nnx.Module):
   def __init__(self, config: DecoderConfig, layer: int, rngs: nnx.Rngs):
     self.config, self.layer = config, layer
     groups = (config.num_kv_heads, config.group_size + 2, config.head_dim)
-    self.qkv = init_weight(rngs, (config.width, *groups), config.width, config.dtype)
+    self.qkv = init_weight(rngs, (*groups, config.width), config.width, config.dtype)
     self.out = init_weight(
         rngs, (config.num_heads, config.head_dim, config.width), config.num_heads * config.head_dim, config.dtype)
     self.qkv_bias = nnx.Param(jnp.zeros(groups, config.dtype)) if config.qkv_bias else None
@@ -97,8 +97,8 @@ class Attention(nnx.Module):
     """Writes this layer's keys and values into the cache and attends; [B, T, D] and the cache."""
     config = self.config
     batch, width = x_BTD.shape[:2]
-    qkv = jnp.einsum('BTD,DKXH->BTKXH', x_BTD, self.qkv[...])
-    qkv = jax.lax.optimization_barrier(qkv)  # else XLA:TPU re-lays the whole weight out in every layer
+    # The barrier in `output_major` also keeps XLA:TPU from re-laying the whole weight out in every layer.
+    qkv = output_major('KXHD,BTD->KXHBT', self.qkv[...], x_BTD)
     if self.qkv_bias is not None:
       qkv = qkv + self.qkv_bias[...]
     q_BTKGH, k_BTKH, v_BTKH = qkv[:, :, :, :-2], qkv[:, :, :, -2], qkv[:, :, :, -1]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from models.attention import Attention
 from models.config import DecoderConfig
 from models.kv_cache import KVCache
-from models.layers import Mlp, init_weight, rms_norm, rope_angles, sinusoids
+from models.layers import Mlp, init_weight, output_major, rms_norm, rope_angles, sinusoids
 from models.protocol import Output
 
 
@@ -84,7 +84,7 @@ class Decoder(nnx.Module):
     """The LM head on vectors after the final norm, [B, R, V] float32."""
     with jax.named_scope('lm_head'):
       if self.head is None:
-        return jnp.einsum('BRD,VD->BRV', hidden_BRD, self.embed[...], preferred_element_type=jnp.float32)
+        return output_major('VD,BRD->VBR', self.embed[...], hidden_BRD, preferred_element_type=jnp.float32)
       return jnp.einsum('BRD,DV->BRV', hidden_BRD, self.head[...], preferred_element_type=jnp.float32)
 
   def first_layers(self, num_layers: int) -> 'Decoder':

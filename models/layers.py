@@ -88,6 +88,16 @@ def init_weight(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int, dtype: str)
   return nnx.Param(jax.random.normal(rngs.params(), shape, jnp.float32).astype(dtype) * (fan_in ** -0.5))
 
 
+def output_major(equation: str, weight, x, **options):
+  """einsum of a weight stored with its outputs first and `x` [B, T, ...]; `equation` puts B and T last, here they lead.
+
+  The product is formed as W x^T and turned round behind a barrier: XLA's CPU backend reads a weight with many inputs or
+  a middling number of outputs 1.1 to 1.7 times as fast that way as [inputs, outputs], at 1 to 11 rows.
+  """
+  product = jax.lax.optimization_barrier(jnp.einsum(equation, weight, x, **options))
+  return jnp.moveaxis(product, (-2, -1), (0, 1))
+
+
 class Mlp(nnx.Module):
   """SwiGLU (Shazeer, 2020) with gate and up fused, or the plain GELU MLP of Chinchilla."""
 
@@ -96,7 +106,7 @@ class Mlp(nnx.Module):
     self.gated = config.mlp == 'swiglu'
     up_shape = (width, 2, ff) if self.gated else (width, ff)
     self.up = init_weight(rngs, up_shape, width, config.dtype)
-    self.down = init_weight(rngs, (ff, width), ff, config.dtype)
+    self.down = init_weight(rngs, (width, ff), ff, config.dtype)
 
   def __call__(self, x_BTD):
     if self.gated:
@@ -104,4 +114,4 @@ class Mlp(nnx.Module):
       hidden_BTF = jax.nn.silu(both[:, :, 0]) * both[:, :, 1]
     else:
       hidden_BTF = jax.nn.gelu(jnp.einsum('BTD,DF->BTF', x_BTD, self.up[...]))
-    return jnp.einsum('BTF,FD->BTD', hidden_BTF, self.down[...])
+    return output_major('DF,BTF->DBT', self.down[...], hidden_BTF)

@@ -38,13 +38,9 @@ class TensorFile(Protocol):
     ...
 
 
-def fused_qkv(weight_DKXH: np.ndarray) -> tuple[np.ndarray, ...]:
-  queries, key, value = weight_DKXH[:, :, :-2], weight_DKXH[:, :, -2], weight_DKXH[:, :, -1]
-  return queries.transpose(1, 2, 3, 0), key.transpose(1, 2, 0), value.transpose(1, 2, 0)
-
-
-def fused_qkv_bias(bias_KXH: np.ndarray) -> tuple[np.ndarray, ...]:
-  return bias_KXH[:, :-2], bias_KXH[:, -2], bias_KXH[:, -1]
+def fused_qkv(weight_KXHD: np.ndarray) -> tuple[np.ndarray, ...]:
+  """Of the weight [K, G + 2, H, D] or the bias [K, G + 2, H]."""
+  return weight_KXHD[:, :-2], weight_KXHD[:, -2], weight_KXHD[:, -1]
 
 
 def gate_and_up(weight_D2F: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -98,7 +94,7 @@ RULES = (
          tuple(f'blk.{{}}.attn_{part}.weight' for part in 'qkv'), fused_qkv, columns=1),
     Rule('layers.{}.attn.qkv_bias',
          tuple(f'model.layers.{{}}.self_attn.{part}_proj.bias' for part in 'qkv'),
-         tuple(f'blk.{{}}.attn_{part}.bias' for part in 'qkv'), fused_qkv_bias),
+         tuple(f'blk.{{}}.attn_{part}.bias' for part in 'qkv'), fused_qkv),
     Rule('layers.{}.attn.q_norm', ('model.layers.{}.self_attn.q_norm.weight',), ('blk.{}.attn_q_norm.weight',)),
     Rule('layers.{}.attn.k_norm', ('model.layers.{}.self_attn.k_norm.weight',), ('blk.{}.attn_k_norm.weight',)),
     Rule('layers.{}.attn.out',
@@ -108,7 +104,7 @@ RULES = (
          ('model.layers.{}.mlp.gate_proj.weight', 'model.layers.{}.mlp.up_proj.weight'),
          ('blk.{}.ffn_gate.weight', 'blk.{}.ffn_up.weight'), gate_and_up, columns=1),
     Rule('layers.{}.mlp.down',
-         ('model.layers.{}.mlp.down_proj.weight',), ('blk.{}.ffn_down.weight',), transposed, columns=1),
+         ('model.layers.{}.mlp.down_proj.weight',), ('blk.{}.ffn_down.weight',), columns=1),
     Rule('final_norm', ('model.norm.weight',), ('output_norm.weight',)),
     Rule('head', ('lm_head.weight',), ('output.weight',), transposed, columns=1),
 )

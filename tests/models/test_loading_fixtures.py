@@ -87,7 +87,7 @@ def test_interleaved_rows_are_noticed():
   order = np.arange(config.head_dim).reshape(-1, 2).T.ravel()
   for layer in decoder.layers:
     qkv = np.array(layer.attn.qkv[...])
-    qkv[:, :, :-1] = qkv[:, :, :-1][..., order]
+    qkv[:, :-1] = qkv[:, :-1][:, :, order]
     layer.attn.qkv[...] = jnp.asarray(qkv)
   computed, expected = logits(decoder, TOKENS[:SHORT], SHORT), recorded('llama2', 'short')
   assert error(computed[0], expected[0]) < 1e-5

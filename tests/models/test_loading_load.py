@@ -169,7 +169,7 @@ def test_each_device_gets_its_slice(tmp_path):
 
   sharded, _ = load_decoder(tmp_path, sharding_of=sharding_of)
   same(sharded, decoder)
-  assert sharded.layers[0].mlp.down[...].addressable_shards[0].data.shape == (32, 32)
+  assert sharded.layers[0].mlp.down[...].addressable_shards[0].data.shape == (16, 64)
   assert len(sharded.final_norm[...].devices()) == 1
 
 
@@ -177,7 +177,7 @@ def test_paths_and_shapes_given_to_sharding_of(tmp_path):
   make(tmp_path)
   seen = {}
   load_decoder(tmp_path, sharding_of=lambda path, shape: seen.update({path: shape}))
-  assert seen['layers', 1, 'attn', 'qkv'] == (32, 2, 4, 8) and seen['embed',] == (13, 32)
+  assert seen['layers', 1, 'attn', 'qkv'] == (2, 4, 8, 32) and seen['embed',] == (13, 32)
 
 
 MEASURE = """
