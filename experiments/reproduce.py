@@ -59,6 +59,6 @@ if __name__ == '__main__':
   ROWS = flags.DEFINE_string('rows', 'results/reproduce.jsonl', 'Rows are appended here.')
   PLOT = flags.DEFINE_string('plot', 'results/reproduce.png', 'The plot is drawn here.')
   PROMPTS = flags.DEFINE_integer('prompts', 12, 'Prompts per task.', lower_bound=1)
-  MAX_NEW_TOKENS = flags.DEFINE_integer('max_new_tokens', 64, 'New tokens per prompt.', lower_bound=1)
+  MAX_NEW_TOKENS = flags.DEFINE_integer('max_new_tokens', 48, 'New tokens per prompt.', lower_bound=1)
   REPEATS = flags.DEFINE_integer('repeats', 1, 'Timed runs of each prompt.', lower_bound=1)
   cli.run(main)

@@ -38,8 +38,9 @@ from launch.timing import Timing, measure, memory_bandwidth
 from models.errors import InputError
 from models.kv_cache import KVCache
 from specdec import theory
-from specdec.engine import Engine, run, to_result
+from specdec.engine import Engine, Params, run, to_result
 from specdec.metrics import Metrics
+from specdec.state import DecodeState
 
 PLAIN = 'plain'
 PASS = 'pass of {}'
@@ -105,34 +106,43 @@ def _time_batch(ways: Mapping[str, Session], tallies: Mapping[str, Tally], promp
     functions[name] = functools.partial(run, session.engine, params)
     prepare[name] = functools.partial(session.engine.start, params, request)
     states[name] = session.engine.start(params, request)
-    functions |= _part_functions(name, session, params, states[name])
-  timings = measure(functions, repeats, prepare=prepare)
-  plain_pass = timings[f'{PLAIN} {PASS.format(1)}'].median / parts.REPEATS
+    functions |= _part_functions(name, session, params, states[name], states[PLAIN])
+  if start == 0:
+    _warm_parts(functions, prepare)
+  timings = measure(functions, repeats, warmups=0, prepare=prepare)
+  plain_pass = timings[PASS.format(1)].median / parts.REPEATS
   for name, session in ways.items():
     _add(tallies[name], name, session, timings, plain_pass, states[name].length_B)
 
 
-def _part_functions(name: str, session: Session, params, state) -> dict[str, Any]:
-  engine = session.engine
+def _part_functions(name: str, session: Session, params: Params, state: DecodeState,
+                    plain_state: DecodeState) -> dict[str, Any]:
+  """Target passes are the same for all ways of decoding, and are timed once."""
+  engine, of_pass = session.engine, parts.pass_engine(session.engine)
   functions = {
-      f'{name} {PASS.format(width)}': functools.partial(parts.target_passes, engine, width, params.target, state)
+      PASS.format(width): functools.partial(parts.target_passes, of_pass, width, params.target, plain_state)
       for width in engine.verify_widths}
   if engine.gamma:
     functions[f'{name} {DRAFT.format(engine.gamma)}'] = functools.partial(parts.drafts, engine, params.draft, state)
   return functions
 
 
+def _warm_parts(functions: Mapping[str, Any], prepare: Mapping[str, Any]) -> None:
+  """Compiles the parts; the loops were compiled by `Session.warm_up`."""
+  jax.block_until_ready([function() for name, function in functions.items() if name not in prepare])
+
+
 def _add(tally: Tally, name: str, session: Session, timings: Mapping[str, Timing], plain_pass: float,
          start_B: jax.Array) -> None:
   engine = session.engine
-  alone = lambda part: timings[f'{name} {part}'].median / parts.REPEATS
+  alone = lambda part: timings[part].median / parts.REPEATS
   result = to_result(timings[name].result)
   tally.seconds += timings[name].median
   tally.plain_pass_seconds.append(plain_pass)
   for width in engine.verify_widths:
     tally.pass_seconds.setdefault(width, []).append(alone(PASS.format(width)))
   if engine.gamma:
-    tally.draft_seconds.append(alone(DRAFT.format(engine.gamma)))
+    tally.draft_seconds.append(alone(f'{name} {DRAFT.format(engine.gamma)}'))
   tally.metrics += result.metrics
   tally.slowest.append(max(result.metrics, key=lambda metrics: metrics.passes))
   halfway = int(start_B.sum()) + result.total.emitted / 2

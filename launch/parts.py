@@ -3,6 +3,7 @@
 Each program runs its part several times in one device loop, so that what is timed is the part and not the call.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -13,11 +14,12 @@ import jax.numpy as jnp
 from models.kv_cache import KVCache
 from models.protocol import LanguageModel
 from specdec.draft import Draft
+from specdec.drafters import Empty
 from specdec.engine import Engine, context_of
 from specdec.state import DecodeState
 from specdec.verify import verify
 
-REPEATS = 8  # passes per program
+REPEATS = 4  # passes per program
 
 
 @functools.partial(jax.jit, static_argnames=('engine', 'width'))
@@ -34,6 +36,11 @@ def target_passes(engine: Engine, width: int, target: LanguageModel, state: Deco
     return jnp.argmax(scores.probs_BTV[:, 0], axis=-1).astype(jnp.int32), cache
 
   return jax.lax.fori_loop(0, REPEATS, one, (state.newest_B, state.cache))
+
+
+def pass_engine(engine: Engine) -> Engine:
+  """The engine without what a target pass does not depend on, so that one program serves all drafters."""
+  return dataclasses.replace(engine, drafter=Empty(), gamma=0, widths=(), adaptive=None)
 
 
 @functools.partial(jax.jit, static_argnames=('engine',))

@@ -64,23 +64,25 @@ def measure(functions: Mapping[str, Callable[..., Any]], repeats: int, warmups: 
   Args:
     functions: by name; called without arguments, or with what `prepare` made.
     repeats: timed calls of each.
-    warmups: untimed calls of each before, at least one; the first also compiles and is reported apart.
+    warmups: untimed calls of each before; the first also compiles and is reported apart. 0 only for functions that
+      have run before.
     prepare: for functions that need something fresh for each call, such as a prompt's cache: makes it, untimed.
   """
-  if repeats < 1 or warmups < 1:
-    raise InputError(f'repeats and warmups must be at least 1, not {repeats} and {warmups}')
+  if repeats < 1 or warmups < 0:
+    raise InputError(f'repeats must be at least 1 and warmups at least 0, not {repeats} and {warmups}')
   prepare = prepare or {}
 
   def call(name: str) -> tuple[float, Any]:
     prepared = [jax.block_until_ready(prepare[name]())] if name in prepare else []
     return _call(functions[name], *prepared)
 
-  first = {name: call(name)[0] for name in functions}
+  first: dict[str, float] = {}
   seconds: dict[str, list[float]] = {name: [] for name in functions}
   results: dict[str, Any] = {}
-  for turn in range(1, warmups + repeats):
+  for turn in range(warmups + repeats):
     for name in functions:
       elapsed, results[name] = call(name)
+      first.setdefault(name, elapsed)
       if turn >= warmups:
         seconds[name].append(elapsed)
   return {name: Timing(tuple(seconds[name]), first[name], results[name]) for name in functions}

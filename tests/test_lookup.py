@@ -6,7 +6,6 @@ import functools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 

@@ -93,7 +93,7 @@ def test_summary():
   assert timing.ratio_of_medians(slow, fast) == 4.0
 
 
-@pytest.mark.parametrize('repeats, warmups', [(0, 1), (1, 0)])
+@pytest.mark.parametrize('repeats, warmups', [(0, 1), (1, -1)])
 def test_too_few_calls(repeats, warmups):
   with pytest.raises(InputError, match='at least 1'):
     timing.measure({'f': lambda: None}, repeats, warmups)
