@@ -3,7 +3,7 @@
     python -m experiments.peers.timing --config=configs/peers.py
     python -m experiments.peers.timing --config=configs/peers.py:quick
 
-About ten minutes on two cores; `quick` about two. Needs `pip install -e .[peers,data]`.
+About ten minutes on two cores; `quick` about one. Needs `pip install -e .[peers,data]`.
 """
 
 import ml_collections
@@ -15,10 +15,10 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.model = ''  # a GGUF file (llama.cpp takes its tokenizer from it); empty is the embedded SmolLM2-135M
   config.tasks = ('humaneval',) if quick else ('humaneval', 'news')
   config.form = 'chat'
-  config.prompts = 2 if quick else 4  # per task
-  config.new_tokens = 32 if quick else 96  # per prompt, at most
+  config.prompts = 1 if quick else 3  # per task
+  config.new_tokens = 32 if quick else 64  # per prompt, at most
   config.capacity = 1024  # prompt and output
-  config.repeats = 2 if quick else 3
+  config.repeats = 2
   config.software = ('specdec', 'transformers', 'llama.cpp')
   # Lookup settings of each, in its own words; the best of each on a task is compared.
   config.ours = [

@@ -15,10 +15,10 @@ def get_config(variant: str = 'lookup') -> ConfigDict:
       'base': 'configs/tiny.py:model' if tiny else f'configs/smollm2.py:{variant}',
       'grid': {'engine': {'gamma': (0, 1, 2, 3, 5, 7, 10)}},
       'zip': {},
-      'repeats': 3,
+      'repeats': 1,
       'plain': True,
   })
   if not tiny:
     config.grid.data = {'kind': ('humaneval', 'news'), 'limit': (6,)}
-    config.grid.sampling = {'max_new_tokens': (128,)}
+    config.grid.sampling = {'max_new_tokens': (64,)}
   return config.lock()

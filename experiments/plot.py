@@ -102,11 +102,18 @@ def speedup_figure(rows: Sequence[Row]) -> 'plt.Figure':
   """Bars of measured speed-up by drafter, one panel per task, the prediction beside each."""
   tasks = list(dict.fromkeys(str(row.get('task') or '') for row in rows))
   panels = [[row for row in rows if str(row.get('task') or '') == task] for task in tasks]
-  longest = max(len(panel) for panel in panels)
-  figure, axes = plt.subplots(1, len(tasks), figsize=(1.5 + 4.2 * len(tasks), 1.7 + 0.55 * longest), squeeze=False,
-                              sharex=True, layout='constrained')
-  for axis, task, panel in zip(axes[0], tasks, panels, strict=True):
+  columns = min(2, len(tasks))
+  lines = -(-len(tasks) // columns)
+  height = 1.1 + lines * (0.7 + 0.5 * max(len(panel) for panel in panels))
+  figure, axes = plt.subplots(lines, columns, figsize=(1.5 + 4.2 * columns, height), squeeze=False, sharex=True,
+                              layout='constrained')
+  for axis, task, panel in zip(axes.flat, tasks, panels, strict=False):
     _speedup_panel(axis, task, panel)
+  for axis in axes.flat[len(tasks):]:
+    axis.set_visible(False)
+  for axis in axes.flat[max(0, len(tasks) - columns):len(tasks)]:  # the lowest of each column
+    axis.set_xlabel('speed-up over plain decoding')
+    axis.tick_params(labelbottom=True)
   limit = max(value for row in rows for key in ('speedup', 'predicted_speedup') if (value := _number(row, key)))
   axes[0][0].set_xlim(0, 1.2 * max(limit, 1.0))
   handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[0]), plt.Rectangle((0, 0), 1, 1, color=SLOWER),
@@ -131,7 +138,6 @@ def _speedup_panel(axis: 'plt.Axes', task: str, rows: Sequence[Row]) -> None:
   axis.axvline(1.0, color='black', linewidth=0.8, linestyle='--')
   axis.set_yticks(range(len(rows)), names)
   axis.set_ylim(len(rows) - 0.4, -0.6)
-  axis.set_xlabel('speed-up over plain decoding')
   axis.set_title(task, fontsize=10)
   _tidy(axis)
 
@@ -150,7 +156,8 @@ def gamma_figure(rows: Sequence[Row]) -> 'plt.Figure':
     _time_panel(time, points, colour, label)
     _line(acceptance, points, [_acceptance(row) for row in points], colour)
     _line(loop, points, [_step_ms(row) for row in points], colour)
-  time.set(ylabel=f'ms per {TOKENS} tokens', title='Time (band: 10–90 %, dotted: 90 %)')
+  title = 'Time (band: 10–90 %, dotted: 90 %)' if time.collections else 'Time'
+  time.set(ylabel=f'ms per {TOKENS} tokens', title=title)
   acceptance.set(ylabel='emitted / (γ + 1)', title='Acceptance', ylim=(0, 1.05))
   loop.set(ylabel='ms per step', title='Step time')
   loop.set_ylim(bottom=0)

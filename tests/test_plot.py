@@ -92,6 +92,14 @@ def test_speedup_figure():
   plot.plt.close(figure)
 
 
+def test_an_odd_number_of_tasks():
+  figure = plot.speedup_figure([_row(4, 1.5, task=task) for task in 'abc'])
+  axes = _axes(figure)
+  assert [axis.get_title() for axis in axes if axis.get_visible()] == ['a', 'b', 'c']
+  assert [bool(axis.get_xlabel()) for axis in axes] == [False, True, True, False]
+  plot.plt.close(figure)
+
+
 @pytest.mark.parametrize('kind', plot.KINDS)
 def test_png_from_a_file_of_rows(kind, tmp_path):
   rows, out = str(tmp_path / 'rows.jsonl'), tmp_path / 'plot.png'
