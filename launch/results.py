@@ -54,7 +54,8 @@ def dumps(value: Any, indent: int | None = None) -> str:
 
 
 def _write_error(path: str, error: OSError) -> InputError:
-  return InputError(f'cannot write {path}: {error.strerror}; name another file')
+  reason = 'its directory is a file' if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+  return InputError(f'cannot write {path}: {reason}; name another file')
 
 
 def check_writable(path: str | None) -> None:

@@ -81,7 +81,7 @@ def test_missing_file(tmp_path):
     results.read_rows(str(tmp_path / 'none.jsonl'))
 
 
-@pytest.mark.parametrize('path, message', [('file/rows.jsonl', 'cannot write file/rows.jsonl: '),
+@pytest.mark.parametrize('path, message', [('file/rows.jsonl', 'cannot write file/rows.jsonl: its directory is a file'),
                                            ('directory', 'Is a directory'), ('', 'No such file')])
 def test_unwritable_path_is_one_line(path, message, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
