@@ -15,12 +15,14 @@ import numpy as np
 
 from models.config import DecoderConfig
 from models.decoder import Decoder
+from models.kv_cache import KVCache
 from models.protocol import LanguageModel
 from specdec.accept import RULES
 from specdec.commit import Origin
 from specdec.drafters import Drafter, Model
-from specdec.engine import Engine, Request, Result, slots_for
+from specdec.engine import Engine, Params, Request, Result, run, slots_for, to_result
 from specdec.metrics import Metrics
+from specdec.state import DecodeState
 from specdec.warp import Sampling
 
 VOCAB = 64
@@ -130,3 +132,29 @@ def checked(result: Result) -> Result:
     assert Origin.PROMPT not in origins
   assert result.total == Metrics.total(result.metrics)
   return result
+
+
+def decode(engine: Engine, params: Params, request: Request) -> tuple[Result, DecodeState]:
+  """What `generate` returns, and the state behind it."""
+  state = run(engine, params, engine.start(params, request))
+  return checked(to_result(state)), state
+
+
+@functools.partial(jax.jit, static_argnames='slots')
+def fresh_cache(model: LanguageModel, tokens_BL: Array, length_B: Array, slots: int) -> KVCache:
+  """The cache after one pass over the texts."""
+  batch = tokens_BL.shape[0]
+  cache = model.init_cache(batch, slots)
+  position_BT = jnp.broadcast_to(jnp.arange(slots), (batch, slots))
+  none_BR = jnp.zeros((batch, 0), jnp.int32)
+  return model(tokens_BL[:, :slots], position_BT, cache.causal_mask(slots), cache, none_BR).cache.with_length(length_B)
+
+
+def assert_same_live_slots(actual: KVCache, expected: KVCache, tolerance: float = 1e-5):
+  """Equal in all committed slots of each row; what lies beyond does not matter."""
+  actual, expected = jax.device_get((actual, expected))
+  np.testing.assert_array_equal(actual.length_B, expected.length_B)
+  for row, length in enumerate(actual.length_B):
+    np.testing.assert_array_equal(actual.position_BS[row, :length], np.arange(length))
+    for mine, other in zip(actual.k + actual.v, expected.k + expected.v, strict=True):
+      np.testing.assert_allclose(mine[row, :, :length], other[row, :, :length], atol=tolerance, rtol=tolerance)
