@@ -64,8 +64,12 @@ def law_at(laws_BMV: Array, index_B: Array) -> Array:
 
 
 def overlap(draft: Draft, target_probs_BTV: Array) -> Array:
-  """[B, M]: sum of min(target, draft): how likely a tested token is kept (Leviathan et al., 2023, corollary 3.6)."""
+  """[B, M]: sum of min(target, draft): how likely a tested token is kept (Leviathan et al., 2023, corollary 3.6).
+
+  A law that is NaN overlaps with nothing, as the rules keep none of its tokens.
+  """
   target_BMV = target_probs_BTV[:, :draft.width]
   if draft.probs_BMV is None:
     return prob_of(target_BMV, draft.tokens_BM)
-  return jnp.sum(jnp.minimum(target_BMV, draft.probs_BMV), axis=-1)
+  overlap_BM = jnp.sum(jnp.minimum(target_BMV, draft.probs_BMV), axis=-1)
+  return jnp.where(jnp.isnan(overlap_BM), 0.0, overlap_BM)

@@ -107,7 +107,7 @@ def test_broken_logits_end_their_row(drafter, emitted, value):
 
 
 def test_broken_draft_costs_speed_only():
-  """A draft whose laws are NaN is refused; text and counts stay sound."""
+  """A drafted token whose law is NaN is refused; text and counts stay sound."""
   req = request(LONG, prompts=PROMPTS, stop_table=stop_table(NEVER, PIECES))
   eng = engine(Model(VOCAB, SLOTS), GAMMA, logprobs=True)
   result, _ = decode(eng, Params(table(), broken(TEXTS[0][2], np.nan)), req)
