@@ -32,6 +32,8 @@ from tests.toys import (
     target,
 )
 
+pytestmark = pytest.mark.slow  # a minute or more: `make test-slow`
+
 RAGGED = ((40, 41, 42), tuple(range(9)), (63,))
 KINDS = pytest.mark.parametrize('sampling', [GREEDY, SAMPLED], ids=['greedy', 'sampled'])
 
