@@ -1,0 +1,123 @@
+"""A language model as the draft: what its cache holds, and that it keeps up."""
+
+import dataclasses
+from typing import Any
+
+from flax import struct
+from jax import Array
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.table import TableModel
+from specdec.draft import Draft
+from specdec.drafters import Model
+from specdec.drafters.protocol import Context
+from specdec.engine import Params, step_once
+from tests.toys import (
+    SAMPLED,
+    SLOTS,
+    VOCAB,
+    assert_same_live_slots,
+    decode,
+    draft,
+    engine,
+    fresh_cache,
+    greedy_text,
+    model_engine,
+    request,
+    target,
+)
+
+pytestmark = pytest.mark.slow  # a minute or more: `make test-slow`
+
+
+def test_a_model_is_its_own_perfect_draft():
+  """Fault 9: greedy, γ = 4, 100 rounds: everything is accepted and every round gives 5 tokens."""
+  result, state = decode(model_engine(4), Params(target(), target()), request(500))
+  for metrics in result.metrics:
+    assert (metrics.passes, metrics.emitted, metrics.drafted, metrics.accepted) == (100, 500, 400, 400)
+  assert_same_live_slots(
+      state.draft_state.cache, fresh_cache(target(), state.tokens_BL, state.draft_state.cache.length_B, SLOTS), 1e-4)
+
+
+def test_a_model_is_its_own_perfect_draft_when_sampled():
+  """Laws from wide and narrow passes differ by rounding only."""
+  result, _ = decode(model_engine(4), Params(target(), target()), request(500, SAMPLED))
+  assert result.total.alpha > 0.999
+  assert result.total.overlap == pytest.approx(1, abs=1e-4)
+
+
+def test_draft_cache_after_every_round():
+  """Fault 10: over 200 rounds it equals a fresh prefill of the same tokens, and acceptance does not decay."""
+  eng, params = model_engine(4), Params(target(), draft())
+  state = eng.start(params, request(580, SAMPLED))
+  accepted = [np.zeros(3)]
+  for rounds in range(200):
+    state = step_once(eng, params, state)
+    accepted.append(np.asarray(state.counters.accepted_B))
+    if rounds < 20 or rounds % 20 == 19:
+      cache = state.draft_state.cache
+      np.testing.assert_array_equal(cache.length_B, np.maximum(state.length_B - 2, 0))
+      assert_same_live_slots(cache, fresh_cache(draft(), state.tokens_BL, cache.length_B, SLOTS))
+  assert np.all(state.live_B), 'more room is needed for 200 rounds'
+  kept = np.diff(accepted, axis=0)
+  first, last = kept[:50].ravel(), kept[-50:].ravel()
+  sigma = np.sqrt(first.var() / first.size + last.var() / last.size)
+  assert last.mean() > first.mean() - 3 * sigma > 0
+
+
+@struct.dataclass
+class ScheduledState:
+  inner: Any
+  rounds: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheduled:
+  """Another drafter, asked for another count in each round; row b plays the schedule from its entry b."""
+
+  inner: Model
+  schedule: tuple[int, ...]
+
+  name = 'scheduled'
+
+  def init(self, params: Any, tokens_BL: Array, length_B: Array, bucket: int) -> ScheduledState:
+    return ScheduledState(self.inner.init(params, tokens_BL, length_B, bucket), jnp.int32(0))
+
+  def propose(self, params: Any, state: ScheduledState, context: Context, gamma: int) -> tuple[Draft, ScheduledState]:
+    row_B = jnp.arange(context.length_B.shape[0])
+    wanted_B = jnp.asarray(self.schedule)[(state.rounds + row_B) % len(self.schedule)]
+    context = context.replace(gamma_B=jnp.minimum(context.gamma_B, wanted_B))
+    drafted, inner = self.inner.propose(params, state.inner, context, gamma)
+    return drafted, ScheduledState(inner, state.rounds + 1)
+
+  def observe(self, state: ScheduledState, length_B: Array) -> ScheduledState:
+    return state.replace(inner=self.inner.observe(state.inner, length_B))
+
+
+def test_rounds_without_a_draft():
+  """Fault 15: rows that draft 3 or nothing, each in other rounds; gaps longer than one chunk of catching up."""
+  drafter = Scheduled(Model(VOCAB, SLOTS), (3, 0, 3) + (0,) * 12)
+  result, state = decode(engine(drafter, 3), Params(target(), target()), request(64))
+  assert result.tokens == greedy_text()
+  for metrics in result.metrics:
+    assert metrics.accepted == metrics.drafted >= 3 * 2 * 3
+    assert metrics.passes_by_width[0] > metrics.passes_by_width[1] > 0
+  cache = state.draft_state.inner.cache
+  assert_same_live_slots(cache, fresh_cache(target(), state.tokens_BL, cache.length_B, SLOTS), 1e-4)
+
+
+def test_text_outgrows_the_context_of_the_draft():
+  """Fault 30: target 64 positions, draft 32: drafting stops there, plain decoding goes on, text stays right."""
+  law = np.random.default_rng(1).dirichlet(np.full(VOCAB, 0.1), VOCAB)
+  short = TableModel.create(law).replace(max_positions=32)
+  prompts = [range(28), range(1), range(40)]
+  result, _ = decode(engine(Model(VOCAB, SLOTS), 3), Params(TableModel.create(law), short), request(30, prompts=prompts))  # noqa: E501
+  for prompt, tokens in zip(prompts, result.tokens, strict=True):
+    text = [prompt[-1]]
+    for _ in range(30):
+      text.append(int(law[text[-1]].argmax()))
+    assert tokens == text[1:]
+  assert [metrics.drafted for metrics in result.metrics] == [3, 22, 0]  # lengths 28; 1, 5, ... 29; none
+  assert [metrics.accepted for metrics in result.metrics] == [3, 22, 0]
