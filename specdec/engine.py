@@ -231,9 +231,10 @@ def step(engine: Engine, params: Params, state: DecodeState) -> DecodeState:
     state = state.add(added, scores.logprobs_BTV)
     estimate = state.estimate
     if estimate is not None:
-      estimate = estimate.update(
+      updated = estimate.update(
           counters.accepted_B - state.counters.accepted_B,
           jnp.sum(counters.tested_BM - state.counters.tested_BM, axis=1))
+      estimate = jax.tree.map(lambda new_B, old_B: jnp.where(live_B, new_B, old_B), updated, estimate)
     return state.replace(
         cache=cache.with_length(state.length_B - 1), draft_state=engine.drafter.observe(draft_state, state.length_B),
         estimate=estimate, counters=counters)
