@@ -119,7 +119,8 @@ class Attention(nnx.Module):
       q_BKGTH = q_BKGTH + self._per_group(self.content_bias) * (config.head_dim ** -0.5)
     mixed = attend(q_BKGTH, cache.k[self.layer], cache.v[self.layer], bias, num_live, config.attention_block)
     mixed_BTNH = mixed.astype(x_BTD.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, config.num_heads, -1)
-    return jnp.einsum('BTNH,NHD->BTD', mixed_BTNH, self.out[...]), cache
+    # Not an einsum: it pairs N and H in the other order, for which XLA copies the whole weight on every pass.
+    return jnp.tensordot(mixed_BTNH, self.out[...], axes=2), cache
 
   def _per_group(self, bias: nnx.Param) -> Array:
     config = self.config
