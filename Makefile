@@ -23,7 +23,7 @@ reproduce: setup
 
 test: setup
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

@@ -14,8 +14,6 @@ from specdec.state import DecodeState
 from specdec.stops import stop_table
 from tests.toys import CONFIG, SLOTS, VOCAB, decode, engine, plain_greedy, random_toy, recorded, request
 
-pytestmark = pytest.mark.slow  # a minute or more: `make test-slow`
-
 GAMMA, LONG = 5, 30
 SUCCESSOR = (np.arange(VOCAB) * 5 + 3) % VOCAB  # one cycle through all tokens
 PROMPTS = ((1,), (20, 2), (10, 11, 30))

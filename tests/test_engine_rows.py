@@ -16,23 +16,21 @@ from specdec.rng import row_keys
 from specdec.state import DecodeState
 from specdec.warp import Sampling, keep_top_p, warp
 from tests.toys import (
-    GREEDY,
-    PROMPTS,
-    SAMPLED,
-    assert_same_live_slots,
-    checked,
-    decode,
-    draft,
-    engine,
-    fresh_cache,
-    greedy_text,
-    model_engine,
-    plain_greedy,
-    request,
-    target,
+  GREEDY,
+  PROMPTS,
+  SAMPLED,
+  assert_same_live_slots,
+  checked,
+  decode,
+  draft,
+  engine,
+  fresh_cache,
+  greedy_text,
+  model_engine,
+  plain_greedy,
+  request,
+  target,
 )
-
-pytestmark = pytest.mark.slow  # a minute or more: `make test-slow`
 
 RAGGED = ((40, 41, 42), tuple(range(9)), (63,))
 KINDS = pytest.mark.parametrize('sampling', [GREEDY, SAMPLED], ids=['greedy', 'sampled'])

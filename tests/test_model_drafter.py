@@ -15,21 +15,19 @@ from specdec.drafters import Model
 from specdec.drafters.protocol import Context
 from specdec.engine import Params, step_once
 from tests.toys import (
-    SAMPLED,
-    SLOTS,
-    VOCAB,
-    assert_same_live_slots,
-    decode,
-    draft,
-    engine,
-    fresh_cache,
-    greedy_text,
-    model_engine,
-    request,
-    target,
+  SAMPLED,
+  SLOTS,
+  VOCAB,
+  assert_same_live_slots,
+  decode,
+  draft,
+  engine,
+  fresh_cache,
+  greedy_text,
+  model_engine,
+  request,
+  target,
 )
-
-pytestmark = pytest.mark.slow  # a minute or more: `make test-slow`
 
 
 def test_a_model_is_its_own_perfect_draft():

@@ -150,7 +150,7 @@ def fresh_cache(model: LanguageModel, tokens_BL: Array, length_B: Array, slots: 
   return model(tokens_BL[:, :slots], position_BT, cache.causal_mask(slots), cache, none_BR).cache.with_length(length_B)
 
 
-def assert_same_live_slots(actual: KVCache, expected: KVCache, tolerance: float = 1e-5):
+def assert_same_live_slots(actual: KVCache, expected: KVCache, tolerance: float = 1e-4):
   """Equal in all committed slots of each row; what lies beyond does not matter."""
   actual, expected = jax.device_get((actual, expected))
   np.testing.assert_array_equal(actual.length_B, expected.length_B)
