@@ -78,7 +78,7 @@ class Attention(nnx.Module):
     groups = (config.num_kv_heads, config.group_size + 2, config.head_dim)
     self.qkv = init_weight(rngs, (*groups, config.width), config.width, config.dtype)
     self.out = init_weight(
-        rngs, (config.num_heads, config.head_dim, config.width), config.num_heads * config.head_dim, config.dtype)
+        rngs, (config.width, config.num_heads, config.head_dim), config.num_heads * config.head_dim, config.dtype)
     self.qkv_bias = nnx.Param(jnp.zeros(groups, config.dtype)) if config.qkv_bias else None
     self.q_norm = nnx.Param(jnp.ones(config.head_dim, config.dtype)) if config.qk_norm else None
     self.k_norm = nnx.Param(jnp.ones(config.head_dim, config.dtype)) if config.qk_norm else None
@@ -118,9 +118,9 @@ class Attention(nnx.Module):
       bias = bias + self._distance_scores(q_BKGTH, positions_BT, cache)
       q_BKGTH = q_BKGTH + self._per_group(self.content_bias) * (config.head_dim ** -0.5)
     mixed = attend(q_BKGTH, cache.k[self.layer], cache.v[self.layer], bias, num_live, config.attention_block)
-    mixed_BTNH = mixed.astype(x_BTD.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, config.num_heads, -1)
-    # Not an einsum: it pairs N and H in the other order, for which XLA copies the whole weight on every pass.
-    return jnp.tensordot(mixed_BTNH, self.out[...], axes=2), cache
+    mixed_BTQ = mixed.astype(x_BTD.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, -1)
+    # Heads and their dimensions as one axis: XLA may pair two in the other order, and copies the whole weight for it.
+    return output_major('DQ,BTQ->DBT', self.out[...].reshape(config.width, -1), mixed_BTQ), cache
 
   def _per_group(self, bias: nnx.Param) -> Array:
     config = self.config

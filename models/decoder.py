@@ -44,7 +44,7 @@ class Decoder(nnx.Module):
     self.final_norm = nnx.Param(jnp.ones(config.width, config.dtype))
     self.head = nnx.data(None)
     if not config.tied_embedding:
-      self.head = init_weight(rngs, (config.width, config.vocab_size), config.width, config.dtype)
+      self.head = init_weight(rngs, (config.vocab_size, config.width), config.width, config.dtype)
 
   @property
   def vocab_size(self) -> int:
@@ -83,9 +83,8 @@ class Decoder(nnx.Module):
   def logits(self, hidden_BRD: Array) -> Array:
     """The LM head on vectors after the final norm, [B, R, V] float32."""
     with jax.named_scope('lm_head'):
-      if self.head is None:
-        return output_major('VD,BRD->VBR', self.embed[...], hidden_BRD, preferred_element_type=jnp.float32)
-      return jnp.einsum('BRD,DV->BRV', hidden_BRD, self.head[...], preferred_element_type=jnp.float32)
+      head = self.embed if self.head is None else self.head
+      return output_major('VD,BRD->VBR', head[...], hidden_BRD, preferred_element_type=jnp.float32)
 
   def first_layers(self, num_layers: int) -> 'Decoder':
     """The first layers with this model's embedding, final norm and head, sharing every array."""

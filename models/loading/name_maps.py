@@ -43,20 +43,12 @@ def fused_qkv(weight_KXHD: np.ndarray) -> tuple[np.ndarray, ...]:
   return weight_KXHD[:, :-2], weight_KXHD[:, -2], weight_KXHD[:, -1]
 
 
-def gate_and_up(weight_D2F: np.ndarray) -> tuple[np.ndarray, ...]:
-  return weight_D2F[:, 0].T, weight_D2F[:, 1].T
+def gate_and_up(weight_2FD: np.ndarray) -> tuple[np.ndarray, ...]:
+  return weight_2FD[0], weight_2FD[1]
 
 
 def itself(weight: np.ndarray) -> tuple[np.ndarray, ...]:
   return (weight,)
-
-
-def transposed(weight: np.ndarray) -> tuple[np.ndarray, ...]:
-  return (weight.T,)
-
-
-def output_first(weight_NHD: np.ndarray) -> tuple[np.ndarray, ...]:
-  return (weight_NHD.transpose(2, 0, 1),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +90,7 @@ RULES = (
     Rule('layers.{}.attn.q_norm', ('model.layers.{}.self_attn.q_norm.weight',), ('blk.{}.attn_q_norm.weight',)),
     Rule('layers.{}.attn.k_norm', ('model.layers.{}.self_attn.k_norm.weight',), ('blk.{}.attn_k_norm.weight',)),
     Rule('layers.{}.attn.out',
-         ('model.layers.{}.self_attn.o_proj.weight',), ('blk.{}.attn_output.weight',), output_first, columns=2),
+         ('model.layers.{}.self_attn.o_proj.weight',), ('blk.{}.attn_output.weight',), columns=2),
     Rule('layers.{}.mlp_norm', ('model.layers.{}.post_attention_layernorm.weight',), ('blk.{}.ffn_norm.weight',)),
     Rule('layers.{}.mlp.up',
          ('model.layers.{}.mlp.gate_proj.weight', 'model.layers.{}.mlp.up_proj.weight'),
@@ -106,7 +98,7 @@ RULES = (
     Rule('layers.{}.mlp.down',
          ('model.layers.{}.mlp.down_proj.weight',), ('blk.{}.ffn_down.weight',), columns=1),
     Rule('final_norm', ('model.norm.weight',), ('output_norm.weight',)),
-    Rule('head', ('lm_head.weight',), ('output.weight',), transposed, columns=1),
+    Rule('head', ('lm_head.weight',), ('output.weight',), columns=1),
 )
 BY_PATH = {rule.path: rule for rule in RULES}
 BUFFERS = re.compile(r'rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$|^rope_freqs\.weight$')  # no parameters
