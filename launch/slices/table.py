@@ -1,0 +1,92 @@
+"""TPU slices by accelerator name: chips, hosts, topology, and what Cloud, GKE and the TPU compiler call them.
+
+The number in a name counts TensorCores, of which v4 and v5p have two a chip, v5e and v6e one: v4-32, v5p-32,
+v5litepod-16 and v6e-16 all have 16 chips. JAX sees one device per chip on all four. Sources: cloud.google.com/tpu/docs (pages
+of the generations), and the tables of the launchers xpk (`system_characteristics.py`) and MaxText
+(`accelerator_to_spec_map.py`).
+"""
+
+import dataclasses
+import math
+
+from models.errors import InputError
+
+CHIPS_PER_HOST = 4  # of the machine types here; ct5lp-hightpu-8t and ct6e-standard-8t hold 2x4 on one host instead
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+  """What one accelerator name stands for.
+
+  Attributes:
+    name: as the Cloud TPU API has it (`--accelerator-type`).
+    generation: 'v4', 'v5e', 'v5p' or 'v6e'.
+    topology: chips along each axis; also the GKE label cloud.google.com/gke-tpu-topology.
+    chips: as many as JAX has devices.
+    hosts: virtual machines; as many as JAX has processes.
+    chips_per_host: chips that one process sees.
+    cores_per_chip: TensorCores.
+    gke_accelerator: the GKE label cloud.google.com/gke-tpu-accelerator.
+    machine_type: of GKE node pools and Compute Engine.
+    aot_name: `topology_name` of `jax.experimental.topologies.get_topology_desc`.
+    aot_chip_config: its `chip_config_name`; on v4 only 'megacore' describes one device per chip.
+  """
+
+  name: str
+  generation: str
+  topology: str
+  chips: int
+  hosts: int
+  chips_per_host: int
+  cores_per_chip: int
+  gke_accelerator: str
+  machine_type: str
+  aot_name: str
+  aot_chip_config: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Generation:
+  """What the slices of one generation share."""
+
+  name: str
+  prefix: str
+  cores_per_chip: int
+  gke_accelerator: str
+  machine_type: str
+  aot_chip_config: str
+  topologies: tuple[str, ...]
+
+  def slice(self, topology: str) -> Slice:
+    chips = math.prod(int(size) for size in topology.split('x'))
+    return Slice(
+        name=f'{self.prefix}-{chips * self.cores_per_chip}', generation=self.name, topology=topology, chips=chips,
+        hosts=chips // CHIPS_PER_HOST, chips_per_host=CHIPS_PER_HOST, cores_per_chip=self.cores_per_chip,
+        gke_accelerator=self.gke_accelerator, machine_type=self.machine_type, aot_name=f'{self.name}:{topology}',
+        aot_chip_config=self.aot_chip_config)
+
+
+_FLAT = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
+_GENERATIONS = (
+    _Generation('v4', 'v4', 2, 'tpu-v4-podslice', 'ct4p-hightpu-4t', 'megacore',
+                ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4')),
+    _Generation('v5e', 'v5litepod', 1, 'tpu-v5-lite-podslice', 'ct5lp-hightpu-4t', 'default', _FLAT),
+    _Generation('v5p', 'v5p', 2, 'tpu-v5p-slice', 'ct5p-hightpu-4t', 'megacore',
+                ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4')),
+    _Generation('v6e', 'v6e', 1, 'tpu-v6e-slice', 'ct6e-standard-4t', 'default', _FLAT),
+)
+
+SLICES: dict[str, Slice] = {
+    made.name: made for generation in _GENERATIONS for made in map(generation.slice, generation.topologies)}
+
+
+def slice_of(name: str) -> Slice:
+  """The slice of an accelerator name; v5e-16 is v5litepod-16.
+
+  Raises:
+    InputError: for a name that is not in the table.
+  """
+  found = SLICES.get(name.replace('v5e-', 'v5litepod-'))
+  if found is None:
+    raise InputError(f'slice {name!r} is unknown: use one of {", ".join(SLICES)}')
+  return found
