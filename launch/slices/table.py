@@ -1,9 +1,9 @@
 """TPU slices by accelerator name: chips, hosts, topology, and what Cloud, GKE and the TPU compiler call them.
 
 The number in a name counts TensorCores, of which v4 and v5p have two a chip, v5e and v6e one: v4-32, v5p-32,
-v5litepod-16 and v6e-16 all have 16 chips. JAX sees one device per chip on all four. Sources: cloud.google.com/tpu/docs (pages
-of the generations), and the tables of the launchers xpk (`system_characteristics.py`) and MaxText
-(`accelerator_to_spec_map.py`).
+v5litepod-16 and v6e-16 all have 16 chips. JAX sees one device per chip on all four. Sources: the pages of the
+generations under cloud.google.com/tpu/docs, and the tables of two launchers, xpk (`system_characteristics.py`) and
+MaxText (`accelerator_to_spec_map.py`).
 """
 
 import dataclasses
