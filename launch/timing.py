@@ -35,19 +35,6 @@ class Timing:
   def median(self) -> float:
     return float(np.median(self.seconds))
 
-  @property
-  def p10(self) -> float:
-    return float(np.percentile(self.seconds, 10))
-
-  @property
-  def p90(self) -> float:
-    return float(np.percentile(self.seconds, 90))
-
-  @property
-  def compile_seconds(self) -> float:
-    """What the first call took beyond a usual one."""
-    return max(0.0, self.first_call_seconds - self.median)
-
 
 def _call(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
   start = time.perf_counter()
@@ -59,7 +46,8 @@ def measure(functions: Mapping[str, Callable[..., Any]], repeats: int, warmups: 
             prepare: Mapping[str, Callable[[], Any]] | None = None) -> dict[str, Timing]:
   """Times functions side by side: in turns, in this process, each call until all of its result is computed.
 
-  In turns, because a machine that slows down for a while should slow all of them.
+  In turns, because a machine that slows down for a while should slow all of them. A timed call must not move data
+  between host and device on the quiet: JAX refuses it (`jax.device_put` and `jax.device_get` say so and may).
 
   Args:
     functions: by name; called without arguments, or with what `prepare` made.
@@ -72,25 +60,22 @@ def measure(functions: Mapping[str, Callable[..., Any]], repeats: int, warmups: 
     raise InputError(f'repeats must be at least 1 and warmups at least 0, not {repeats} and {warmups}')
   prepare = prepare or {}
 
-  def call(name: str) -> tuple[float, Any]:
+  def call(name: str, guard: str) -> tuple[float, Any]:
     prepared = [jax.block_until_ready(prepare[name]())] if name in prepare else []
-    return _call(functions[name], *prepared)
+    with jax.transfer_guard(guard):
+      return _call(functions[name], *prepared)
 
   first: dict[str, float] = {}
   seconds: dict[str, list[float]] = {name: [] for name in functions}
   results: dict[str, Any] = {}
   for turn in range(warmups + repeats):
+    timed = turn >= warmups
     for name in functions:
-      elapsed, results[name] = call(name)
+      elapsed, results[name] = call(name, 'disallow' if timed else 'allow')  # compilation may move constants
       first.setdefault(name, elapsed)
-      if turn >= warmups:
+      if timed:
         seconds[name].append(elapsed)
   return {name: Timing(tuple(seconds[name]), first[name], results[name]) for name in functions}
-
-
-def ratio_of_medians(baseline: Timing, other: Timing) -> float:
-  """How many times faster `other` is than `baseline`."""
-  return baseline.median / other.median
 
 
 @functools.cache

@@ -79,18 +79,22 @@ def test_compilation_is_apart():
 
   measured = timing.measure({'f': function}, repeats=3)['f']
   assert measured.first_call_seconds >= 0.2
-  assert measured.compile_seconds > 0.15
   assert max(measured.seconds) < 0.1
 
 
-def test_summary():
-  slow, fast = timing.Timing((3.0, 1.0, 2.0), 2.5), timing.Timing((0.5, 9.0, 0.5), 0.1)
-  assert slow.median == 2.0
-  assert slow.p10 == pytest.approx(1.2)
-  assert slow.p90 == pytest.approx(2.8)
-  assert slow.compile_seconds == 0.5
-  assert fast.compile_seconds == 0.0
-  assert timing.ratio_of_medians(slow, fast) == 4.0
+def test_median():
+  assert timing.Timing((3.0, 1.0, 2.0), 2.5).median == 2.0
+  assert timing.Timing((0.5, 9.0, 0.5), 0.1).median == 0.5
+
+
+@pytest.mark.parametrize('value', [np.ones(3), 1.0])
+def test_host_transfers_are_forbidden_while_the_clock_runs(value):
+  add = jax.jit(lambda x: x + 1)
+  call = lambda x: {'f': lambda: add(x)}
+  timing.measure(call(jax.device_put(value)), repeats=1)
+  add(value)  # compiled, and allowed here
+  with pytest.raises(RuntimeError, match='Disallowed host-to-device transfer'):
+    timing.measure(call(value), repeats=1, warmups=0)
 
 
 @pytest.mark.parametrize('repeats, warmups', [(0, 1), (1, -1)])
