@@ -6,6 +6,7 @@ import json
 import pathlib
 from typing import Any
 
+from launch import results
 from models.errors import InputError
 
 
@@ -38,8 +39,5 @@ def _sample(path: str, number: int, line: bytes) -> Sample:
 
 
 def write_lines(path: str, rows: Iterable[dict[str, Any]]) -> None:
-  """Rows as JSON lines, in the place of what was there."""
-  try:
-    pathlib.Path(path).write_text(''.join(json.dumps(row) + '\n' for row in rows))
-  except OSError as error:
-    raise InputError(f'cannot write {path}: {error.strerror}; name another file') from error
+  """Rows as JSON lines, in the place of what was there: all of them or none."""
+  results.write_text(path, ''.join(json.dumps(row) + '\n' for row in rows))

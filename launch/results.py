@@ -152,8 +152,12 @@ def digest(value: Any) -> str:
 
 
 def write_json(path: str, payload: Any) -> None:
-  """Writes `payload` whole or not at all; '-' is standard output."""
-  text = dumps(payload, indent=2) + '\n'
+  """Writes `payload` as `write_text` does."""
+  write_text(path, dumps(payload, indent=2) + '\n')
+
+
+def write_text(path: str, text: str) -> None:
+  """Writes `text` whole or not at all; '-' is standard output."""
   if path == STDOUT:
     sys.stdout.write(text)
     sys.stdout.flush()

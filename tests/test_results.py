@@ -15,6 +15,7 @@ import ml_collections
 import numpy as np
 import pytest
 
+from experiments import sample_files
 from launch import results
 from models.errors import InputError
 
@@ -148,6 +149,25 @@ def test_write_json_replaces_whole(tmp_path):
   assert link.is_symlink()
   assert json.loads(path.read_text()) == {'a': 2}
   assert sorted(entry.name for entry in tmp_path.iterdir()) == ['facts.json', 'link.json']
+
+
+@pytest.mark.parametrize('write', [
+    lambda path: results.write_json(path, {'new': 1}), lambda path: sample_files.write_lines(path, [{'new': 1}])])
+def test_a_write_that_fails_leaves_what_was_there(write, tmp_path, monkeypatch):
+
+  def full(*arguments):
+    raise OSError(28, 'No space left on device')
+
+  path = tmp_path / 'rows.jsonl'
+  path.write_text('{"old": 1}\n')
+  with monkeypatch.context() as patch:
+    patch.setattr(results.os, 'fsync', full)
+    with pytest.raises(InputError, match='No space left'):
+      write(str(path))
+  assert path.read_text() == '{"old": 1}\n'
+  assert [entry.name for entry in tmp_path.iterdir()] == ['rows.jsonl']
+  write(str(path))
+  assert json.loads(path.read_text()) == {'new': 1}
 
 
 def test_standard_output(capsys):
