@@ -8,9 +8,13 @@ About ten minutes on two cores; `quick` about one. Needs `pip install -e .[peers
 
 import ml_collections
 
+VARIANTS = ('full', 'quick')
 
-def get_config(arg: str = '') -> ml_collections.ConfigDict:
-  quick = arg == 'quick'
+
+def get_config(variant: str = 'full') -> ml_collections.ConfigDict:
+  if variant not in VARIANTS:
+    raise ValueError(f'variant {variant!r} of configs/peers.py does not exist: use one of {", ".join(VARIANTS)}')
+  quick = variant == 'quick'
   config = ml_collections.ConfigDict()
   config.model = ''  # a GGUF file (llama.cpp takes its tokenizer from it); empty is the embedded SmolLM2-135M
   config.tasks = ('humaneval',) if quick else ('humaneval', 'news')

@@ -3,6 +3,7 @@
 from ml_collections import ConfigDict
 import pytest
 
+from configs import peers as peers_config
 from experiments.peers import timing as peers
 from experiments.peers.contestant import Contestant
 from launch.timing import Timing
@@ -64,3 +65,9 @@ def test_wrong_input_before_any_work(software, message, monkeypatch):
   monkeypatch.setitem(peers.PACKAGES, 'missing', ('no_such_package',))
   with pytest.raises(InputError, match=message):
     peers.check(ConfigDict({'software': software}))
+
+
+def test_variants_of_the_config():
+  assert peers_config.get_config('full').prompts > peers_config.get_config('quick').prompts
+  with pytest.raises(ValueError, match='does not exist: use one of full, quick'):
+    peers_config.get_config('anything')
