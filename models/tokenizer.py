@@ -3,9 +3,11 @@
 import codecs
 from collections.abc import Iterable, Sequence
 import os
+from pathlib import Path
 
 from models import chat
 from models.errors import InputError
+from models.loading import orbax
 from models.loading.gguf import GgufFile
 from models.loading.gguf_tokenizer import gguf_vocabulary
 from models.loading.hf_tokenizer import hf_vocabulary
@@ -30,6 +32,20 @@ class Tokenizer:
     self.bos_id, self.eos_id, self.pad_id = parts.bos_id, parts.eos_id, parts.pad_id
     self.eos_ids = parts.eos_ids
     self.chat_template = parts.chat_template
+
+  @classmethod
+  def of_model(cls, path: str | os.PathLike) -> 'Tokenizer':
+    """From whatever `models.loading.load_decoder` reads: a GGUF file, a Hugging Face directory, a checkpoint of ours.
+
+    Raises:
+      InputError: if a file is missing or at fault.
+    """
+    path = Path(path)
+    if (path / orbax.MARK).is_file():
+      path /= orbax.TOKENIZER
+    if (path / orbax.GGUF_TOKENIZER).is_file():
+      path /= orbax.GGUF_TOKENIZER
+    return cls.from_gguf(path) if path.is_file() else cls.from_hf(path)
 
   @classmethod
   def from_gguf(cls, path: str | os.PathLike) -> 'Tokenizer':

@@ -144,6 +144,16 @@ def export_gguf(decoder: Decoder, path: str | os.PathLike, tokenizer_source: str
   writer.close()
 
 
+def export_gguf_tokenizer(path: str | os.PathLike, source: GgufFile):
+  """Writes a GGUF file that holds the tokenizer of another one, and no tensors."""
+  writer = gguf_package.GGUFWriter(path, source.architecture)
+  _copy_tokenizer(writer, source)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_ti_data_to_file()
+  writer.close()
+
+
 def _gguf_rows(config: DecoderConfig, family: str, name: str, tensor: np.ndarray) -> np.ndarray:
   heads = {'attn_q': config.num_heads, 'attn_k': config.num_kv_heads}.get(name.split('.')[-2])
   return interleave(tensor, heads) if heads and family == 'llama' else tensor

@@ -1,6 +1,6 @@
 """From files to a `Decoder`, parameter by parameter."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import os
@@ -9,43 +9,57 @@ from pathlib import Path
 from flax import nnx
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 import numpy as np
 
+from models.abstract import abstract_decoder
 from models.config import DecoderConfig
 from models.decoder import Decoder
 from models.errors import InputError
-from models.loading import gguf, hf_config, name_maps, safetensors
+from models.kv_heads import repeat_kv_heads, with_repeats
+from models.loading import gguf, hf_config, name_maps, orbax, safetensors
+from models.sharding import sharding_of
 
-ShardingOf = Callable[[tuple, tuple[int, ...]], jax.sharding.Sharding | None]
 
-
-def load_decoder(path: str | os.PathLike, dtype: str = 'float32', sharding_of: ShardingOf | None = None,
+def load_decoder(path: str | os.PathLike, dtype: str = 'float32', mesh: Mesh | None = None,
                  **config_changes) -> tuple[Decoder, DecoderConfig]:
-  """Reads a model from a Hugging Face directory or a GGUF file.
+  """Reads a model from a Hugging Face directory, a GGUF file or a checkpoint of ours (`models.loading.orbax`).
 
   Everything is checked before anything is built. One parameter at a time is read, cast and placed: on the host
   no second copy of the model ever exists.
 
   Args:
-    path: a directory with config.json and *.safetensors, or a .gguf file.
+    path: a directory with config.json and *.safetensors, a .gguf file, or a directory that `launch.convert` wrote.
     dtype: of the parameters, whatever the files hold.
-    sharding_of: (parameter path, shape) -> sharding, or None for the default device; for example
-      ('layers', 3, 'attn', 'qkv').
+    mesh: where the parameters go, each device getting its slice; None is the default device. On a mesh kv heads are
+      repeated if that spreads them evenly, and the config says so.
     **config_changes: fields of `DecoderConfig` to replace.
 
   Raises:
     InputError: one line that names the file and the field or tensor at fault.
   """
+  changes = {'dtype': float_dtype(dtype)} | config_changes
+  if orbax.is_checkpoint(path):
+    decoder = orbax.load_decoder(path, dataclasses.replace(orbax.read_config(path), **changes), mesh)
+    return decoder, decoder.config
   with open_checkpoint(path) as (source, style, config):
-    config = dataclasses.replace(config, **{'dtype': _float_dtype(dtype)} | config_changes)
-    graph, abstract = nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))
-    leaves = dict(nnx.to_flat_state(abstract))
-    plan = name_maps.assign(source, style, config, {path: leaf.shape for path, leaf in leaves.items()})
-    for param_path, assignment in plan.items():
-      parameter = assignment.read(source, np.dtype(leaves[param_path].dtype))
-      sharding = sharding_of(param_path, parameter.shape) if sharding_of else None
+    config = dataclasses.replace(config, **changes)
+    placed, times = with_repeats(config, mesh)
+    graph, leaves = abstract_decoder(placed)
+    for param_path, parameter in read_parameters(source, style, config):
+      parameter = repeat_kv_heads(param_path, parameter, times)
+      sharding = sharding_of(mesh)(param_path, parameter.shape) if mesh is not None else None
       leaves[param_path] = leaves[param_path].replace(place(parameter, sharding))
-    return nnx.merge(graph, nnx.from_flat_state(leaves.items())), config
+    return nnx.merge(graph, nnx.from_flat_state(leaves.items())), placed
+
+
+def read_parameters(source: name_maps.TensorFile, style: str,
+                    config: DecoderConfig) -> Iterator[tuple[tuple, np.ndarray]]:
+  """Path and value of every parameter, one at a time, all of them checked before the first is read."""
+  _, leaves = abstract_decoder(config)
+  plan = name_maps.assign(source, style, config, {path: leaf.shape for path, leaf in leaves.items()})
+  for path, assignment in plan.items():
+    yield path, assignment.read(source, np.dtype(leaves[path].dtype))
 
 
 @contextlib.contextmanager
@@ -64,7 +78,12 @@ def open_checkpoint(path: str | os.PathLike):
     raise InputError(f'{path} does not exist')
 
 
-def _float_dtype(dtype: str) -> str:
+def float_dtype(dtype: str) -> str:
+  """The name of a floating-point type.
+
+  Raises:
+    InputError: if it is none.
+  """
   try:
     is_float = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
   except TypeError:

@@ -7,7 +7,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType
 import ml_dtypes
 import numpy as np
 import pytest
@@ -150,34 +150,19 @@ def test_nothing_is_built_before_all_is_checked(tmp_path, monkeypatch):
   make(tmp_path)
   path = tmp_path / 'model.safetensors'
   path.write_bytes(path.read_bytes()[:-4])
-  monkeypatch.setattr('models.loading.load.Decoder', None)
+  monkeypatch.setattr('models.abstract.Decoder', None)
   assert 'truncated' in refusal(tmp_path)
 
 
 def test_each_device_gets_its_slice(tmp_path):
-  decoder = make(tmp_path)
-  devices = np.array(jax.devices()[:2])
-  if len(devices) < 2:
-    pytest.skip('one device only')
-  mesh = Mesh(devices, ('model',))
-
-  def sharding_of(path, shape):
-    if path[-1] == 'final_norm':
-      return None
-    axis = next((axis for axis, size in enumerate(shape) if size % 2 == 0), 0)
-    return NamedSharding(mesh, PartitionSpec(*[None] * axis, 'model'))
-
-  sharded, _ = load_decoder(tmp_path, sharding_of=sharding_of)
+  decoder = make(tmp_path, vocab_size=16)
+  mesh = jax.make_mesh((1, 2), ('data', 'model'), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:2])
+  sharded, config = load_decoder(tmp_path, mesh=mesh)
   same(sharded, decoder)
-  assert sharded.layers[0].mlp.down[...].addressable_shards[0].data.shape == (16, 64)
-  assert len(sharded.final_norm[...].devices()) == 1
-
-
-def test_paths_and_shapes_given_to_sharding_of(tmp_path):
-  make(tmp_path)
-  seen = {}
-  load_decoder(tmp_path, sharding_of=lambda path, shape: seen.update({path: shape}))
-  assert seen['layers', 1, 'attn', 'qkv'] == (2, 4, 8, 32) and seen['embed',] == (13, 32)
+  assert config == decoder.config
+  for ours, theirs in ((sharded.layers[0].mlp.down, (32, 32)), (sharded.embed, (8, 32)), (sharded.final_norm, (32,)),
+                       (sharded.layers[1].attn.qkv, (1, 4, 8, 32)), (sharded.layers[1].attn.out, (32, 2, 8))):
+    assert [shard.data.shape for shard in ours[...].addressable_shards] == [theirs] * 2
 
 
 MEASURE = """

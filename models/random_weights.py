@@ -1,0 +1,25 @@
+"""Models with random weights, made where they will lie: no device and no host ever holds more than its part."""
+
+from flax import nnx
+import jax
+from jax.sharding import Mesh
+
+from models.abstract import abstract_decoder
+from models.config import DecoderConfig
+from models.decoder import Decoder
+from models.kv_heads import repeat_kv_heads, with_repeats
+from models.sharding import shardings
+
+
+def random_decoder(config: DecoderConfig, seed: int, mesh: Mesh | None = None) -> Decoder:
+  """The same model on every mesh, except that kv heads are repeated where that spreads them evenly."""
+  placed, times = with_repeats(config, mesh)
+  graph, leaves = abstract_decoder(placed)
+
+  def make() -> nnx.State:
+    state = nnx.state(Decoder(config, nnx.Rngs(seed)))
+    return nnx.from_flat_state([(path, leaf.replace(repeat_kv_heads(path, leaf.get_value(), times)))
+                                for path, leaf in nnx.to_flat_state(state)])
+
+  places = None if mesh is None else shardings(nnx.from_flat_state(leaves.items()), mesh)
+  return nnx.merge(graph, jax.jit(make, out_shardings=places)())

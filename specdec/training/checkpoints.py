@@ -1,0 +1,71 @@
+"""The checkpoints of a run: one directory per step, the newest finished one to go on from, old ones removed."""
+
+from collections.abc import Iterator
+import os
+from pathlib import Path
+import re
+import shutil
+import sys
+
+import jax
+from jax.sharding import Mesh
+
+from models.decoder import Decoder
+from models.errors import InputError
+from models.loading import load_decoder, orbax
+
+
+class Checkpoints:
+  """Saves into DIR/step_00000200 and the like (`models.loading.orbax`).
+
+  A step whose save never finished is passed over, with a line on standard error, until it is saved again.
+
+  Attributes:
+    directory: of the run.
+    keep: how many finished checkpoints to keep at least; older ones are removed once a newer one is finished.
+  """
+
+  def __init__(self, directory: str | os.PathLike, keep: int):
+    if keep < 1:
+      raise InputError(f'keep={keep} checkpoints: keep 1 or more')
+    self.directory, self.keep = Path(directory), keep
+
+  def path(self, step: int) -> Path:
+    return self.directory / f'step_{step:08d}'
+
+  def steps(self) -> list[int]:
+    """Finished ones, in order."""
+    return sorted(step for step, path in self._found() if not orbax.is_unfinished(path))
+
+  def latest(self) -> int | None:
+    """The newest finished step; says which newer ones it passes over."""
+    latest = max(self.steps(), default=None)
+    for step, path in sorted(self._found()):
+      if orbax.is_unfinished(path) and (latest is None or step > latest):
+        instead = 'there is no earlier one' if latest is None else f'going on from step {latest}'
+        print(f'{path} was never finished: {instead}', file=sys.stderr, flush=True)
+    return latest
+
+  def save(self, step: int, decoder: Decoder) -> None:
+    """Writes a checkpoint, and then removes what is no longer to be kept; every process must call this.
+
+    Raises:
+      InputError: if that step is there already.
+    """
+    orbax.save_decoder(self.path(step), decoder)
+    if jax.process_index() == 0:
+      for old in self.steps()[:-self.keep]:
+        shutil.rmtree(self.path(old))
+
+  def load(self, step: int, dtype: str = 'float32', mesh: Mesh | None = None) -> Decoder:
+    """The model of a finished step, on any mesh.
+
+    Raises:
+      InputError: if that step is not there, or was never finished.
+    """
+    return load_decoder(self.path(step), dtype, mesh)[0]
+
+  def _found(self) -> Iterator[tuple[int, Path]]:
+    for path in self.directory.glob('step_*'):
+      if match := re.fullmatch(r'step_(\d+)', path.name):
+        yield int(match[1]), path
