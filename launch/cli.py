@@ -1,6 +1,7 @@
 """What every command shares: flags, one-line errors, exit statuses, JSON output.
 
-Exit status 2: the user can mend it (one line says how). Status 1: the run itself failed. 0: all well.
+Exit status 2: the user can mend it (one line says how). Status 1: the run itself failed. 42: start it again (SIGTERM
+came, or another process of the job was lost). 0: all well.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +13,9 @@ from typing import Any, TextIO
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from launch import results
+from launch import distributed, results
+from launch.preemption import RESTART_STATUS, Preempted
+from launch.start_up import blame, leave, show_banner, start_up
 from models.errors import InputError
 
 JSON_OUT = flags.DEFINE_string('json_out', None, 'Write the result as JSON to this file; - for standard output.')
@@ -35,21 +38,28 @@ def config_of(holder: flags.FlagHolder) -> ConfigDict:
   if not isinstance(config, ConfigDict):  # config_flags hands out a stand-in when it cannot load the file
     path = config_flags.get_config_filename(flags.FLAGS[holder.name])
     raise InputError(f'cannot load the config file {path}: check the path and that it defines get_config')
+  show_banner(config)
   return config
 
 
-def run(main: Callable[[], int | None]) -> None:
-  """Parses the flags, runs `main` and exits with its status; wrong input ends in one line and status 2."""
+def run(main: Callable[[], int | None], alone: bool = False) -> None:
+  """Parses the flags, runs `main` and exits with its status; wrong input ends in one line and status 2.
+
+  Args:
+    main: the command.
+    alone: it uses no devices, so it waits for no other processes.
+  """
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   logging.set_verbosity(logging.WARNING)
-  app.run(functools.partial(_guarded, main), flags_parser=_parse_flags)
+  app.run(functools.partial(_guarded, main, alone), flags_parser=_parse_flags)
 
 
-def _guarded(main: Callable[[], int | None], argv: Sequence[str]) -> None:
+def _guarded(main: Callable[[], int | None], alone: bool, argv: Sequence[str]) -> None:
   try:
     if len(argv) > 1:
       raise InputError(f'unexpected argument {argv[1]!r}: options start with --')
     results.check_writable(JSON_OUT.value)
+    start_up(alone)
     status = main()
   except InputError as error:
     _fail(error)
@@ -59,6 +69,13 @@ def _guarded(main: Callable[[], int | None], argv: Sequence[str]) -> None:
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr)
     status = 130
+  except Preempted as error:
+    print(error, file=sys.stderr)
+    status = RESTART_STATUS
+  except Exception as error:
+    if not distributed.joined():
+      raise
+    leave(blame(error))
   sys.exit(status or 0)
 
 
@@ -72,22 +89,36 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
 
 def _fail(error: Exception) -> None:
   print(f'error: {_one_line(error)}', file=sys.stderr)
-  sys.exit(2)
+  leave(2)
 
 
 def _one_line(error: Exception) -> str:
   """The message without line breaks; of a traceback inside it (config files) the last line."""
+  while error.args and isinstance(error.args[0], Exception):  # ml_collections wraps a KeyError in an AttributeError
+    error = error.args[0]
   message = str(error.args[0] if error.args else error).strip()
   if 'Traceback' in message:
     message = message.splitlines()[-1].partition(': ')[2]
-  if isinstance(error, KeyError | AttributeError):  # quoted twice on its way here
-    message = 'no such config field: ' + message.replace('\\n', ' ').replace('\\', '').strip('"\'')
+  if isinstance(error, KeyError | AttributeError):
+    name, _, suggestion = message.partition('\n')
+    field = name.strip("'")
+    message = '. '.join(filter(None, (f'no such config field: {field}', suggestion)))
   return ' '.join(message.split()) or type(error).__name__
 
 
 def output() -> TextIO:
-  """Where text for a person goes: standard output, or beside it when the JSON goes there."""
+  """Where text for a person goes: standard output, or beside it when the JSON goes there.
+
+  Of a job's processes one speaks.
+  """
+  if not distributed.speaks():
+    return _nowhere()
   return sys.stderr if JSON_OUT.value == '-' else sys.stdout
+
+
+@functools.cache
+def _nowhere() -> TextIO:
+  return open(os.devnull, 'w')
 
 
 def say(*parts: Any) -> None:
@@ -96,5 +127,5 @@ def say(*parts: Any) -> None:
 
 def write_json(payload: Any) -> None:
   """Writes the payload where --json_out says, if anywhere."""
-  if JSON_OUT.value is not None:
+  if JSON_OUT.value is not None and distributed.speaks():
     results.write_json(JSON_OUT.value, payload)

@@ -1,0 +1,67 @@
+"""What a program runs on, in one block at its start, and whether that is what was meant."""
+
+from collections.abc import Sequence
+
+import jax
+from ml_collections import ConfigDict
+
+from launch.slices.table import Slice
+from models.errors import InputError
+
+GIB = 1 << 30
+
+
+def banner(devices: Sequence[jax.Device], mesh: ConfigDict | None, made: Slice | None) -> str:
+  """One fact a line.
+
+  Args:
+    devices: all of the job.
+    mesh: the `mesh` section of the config.
+    made: the slice that the job was said to run on.
+  """
+  local = [device for device in devices if device.process_index == jax.process_index()]
+  facts = {
+      'slice': f'{made.name}, {made.topology}' if made else 'not given',
+      'processes': f'{jax.process_count()}, this is process {jax.process_index()}',
+      'hosts': f'{len({device.process_index for device in devices})}',
+      'chips': f'{num_chips(devices)}, {num_chips(local)} on this host',
+      'devices': f'{len(devices)} x {devices[0].device_kind}, {len(local)} on this host',
+      'memory per device': _memory(local[0]),
+      'mesh': f'data {mesh.data} x model {mesh.model}' if mesh else 'none',
+  }
+  width = max(map(len, facts))
+  return '\n'.join(f'{name:<{width}}  {fact}' for name, fact in facts.items())
+
+
+def check(devices: Sequence[jax.Device], num_processes: int, mesh: ConfigDict | None, made: Slice | None) -> None:
+  """Refuses a mesh or devices other than those of the slice, and a mesh that leaves processes of the job out.
+
+  Raises:
+    InputError: which it is, with what there is.
+  """
+  size = mesh.data * mesh.model if mesh else None
+  if made is None:
+    if size not in (None, len(devices)):
+      raise InputError(f'mesh.data={mesh.data} x mesh.model={mesh.model} does not match the job: it has '
+                       f'{len(devices)} devices in {num_processes} processes')
+    return
+  has = f'{made.name} has {made.chips} chips on {made.hosts} hosts'
+  if size not in (None, made.chips):
+    raise InputError(f'mesh.data={mesh.data} x mesh.model={mesh.model} does not match the slice: {has}')
+  if len(devices) != made.chips:
+    raise InputError(f'JAX sees {len(devices)} devices, but {has}: start the command on all hosts, with one device a '
+                     'chip')
+  if num_processes != made.hosts:
+    raise InputError(f'{num_processes} processes run, but {has}: start one on each host')
+
+
+def num_chips(devices: Sequence[jax.Device]) -> int:
+  """Devices that share a place on the torus are cores of one chip; elsewhere each is a chip."""
+  places = [(device.process_index, getattr(device, 'coords', device.id)) for device in devices]
+  return len({(process, tuple(place) if isinstance(place, list) else place) for process, place in places})
+
+
+def _memory(device: jax.Device) -> str:
+  """The device's own memory, as far as JAX may use it."""
+  stats = device.memory_stats() or {}
+  return f'{stats["bytes_limit"] / GIB:.1f} GiB' if 'bytes_limit' in stats else 'unknown'
