@@ -17,7 +17,7 @@ class Reason(enum.IntEnum):
   STOP = 2  # a stop string was completed
   MAX_TOKENS = 3
   LENGTH = 4  # the capacity of the row is used up
-  ERROR = 5  # the target's logits were NaN or infinite
+  ERROR = 5  # the logits of the next token were NaN or infinite
 
 
 class Origin(enum.IntEnum):
@@ -65,17 +65,23 @@ class Commit:
   stop_state_B: Array
 
 
-def commit(draft: Draft, verdict: Verdict, valid_B: Array, limits: Limits, length_B: Array, reason_B: Array,
+def commit(draft: Draft, verdict: Verdict, num_finite_B: Array, limits: Limits, length_B: Array, reason_B: Array,
            stop_state_B: Array) -> Commit:
-  """Turns a verdict into emitted tokens; `valid_B` is false where the target's laws were not finite."""
-  num_B1 = verdict.num_accepted_B[:, None]
+  """Turns a verdict into emitted tokens.
+
+  `num_finite_B` counts the target's laws before the first that is not finite. What a rule makes of that law means
+  nothing: the tokens before it are kept, and the row ends where it would draw from it.
+  """
+  num_accepted_B = jnp.minimum(verdict.num_accepted_B, num_finite_B)
+  broken_B = num_accepted_B == num_finite_B
+  num_B1 = num_accepted_B[:, None]
   index_T = jnp.arange(draft.width + 1)
   padded_BT = jnp.pad(draft.tokens_BM, ((0, 0), (0, 1)))
   tokens_BT = jnp.where(index_T == num_B1, verdict.next_token_B[:, None], padded_BT)
   live_B = reason_B == Reason.LIVE
 
-  available_B = jnp.minimum(verdict.num_accepted_B + 1, limits.max_length_B - length_B)
-  available_B = jnp.where(live_B & valid_B, available_B, 0)
+  available_B = jnp.minimum(num_accepted_B + ~broken_B, limits.max_length_B - length_B)
+  available_B = jnp.where(live_B, available_B, 0)
   is_eos_BT = jnp.any(tokens_BT[..., None] == limits.eos_E, axis=-1)
   state_BT = _stop_states(tokens_BT, limits.stop_ZV, stop_state_B)
   is_stop_BT = (state_BT == limits.stop_ZV.shape[0] - 1) & (limits.stop_ZV.shape[0] > 1)
@@ -87,9 +93,8 @@ def commit(draft: Draft, verdict: Verdict, valid_B: Array, limits: Limits, lengt
   at_last = lambda x_BT: jnp.take_along_axis(x_BT, jnp.maximum(count_B - 1, 0)[:, None], axis=1)[:, 0]
   full_B = length_B + count_B >= limits.max_length_B
   limit_B = jnp.where(limits.by_capacity_B, Reason.LENGTH, Reason.MAX_TOKENS)
-  after_B = jnp.where(full_B, limit_B, Reason.LIVE)
+  after_B = jnp.where(full_B, limit_B, jnp.where(broken_B, Reason.ERROR, Reason.LIVE))
   after_B = jnp.where(ended_B, jnp.where(at_last(is_eos_BT), Reason.EOS, Reason.STOP), after_B)
-  after_B = jnp.where(valid_B, after_B, Reason.ERROR)
   return Commit(
       tokens_BT=tokens_BT, origin_BT=_origins(draft, num_B1, index_T), count_B=count_B,
       reason_B=jnp.where(live_B, after_B, reason_B).astype(jnp.int32),

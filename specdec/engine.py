@@ -210,7 +210,10 @@ def prefill(engine: Engine, params: Params, tokens_BL: Array, length_B: Array, s
 
 
 def step(engine: Engine, params: Params, state: DecodeState) -> DecodeState:
-  """One round: every live row gains between 1 and γ + 1 tokens."""
+  """One round: every live row gains between 1 and γ + 1 tokens, or ends because its next law is not finite.
+
+  A law that is not finite counts only where plain decoding would draw from it: not behind a rejected token.
+  """
   live_B = state.live_B
   with jax.named_scope('draft'):
     draft, draft_state = engine.drafter.propose(
@@ -221,10 +224,10 @@ def step(engine: Engine, params: Params, state: DecodeState) -> DecodeState:
         widths=engine.verify_widths, rows=engine.rows, logprobs=engine.logprobs)
   with jax.named_scope('accept'):
     verdict = engine.rule(state.row_key_B, state.length_B, draft, scores.probs_BTV)
-    invalid_BT = jnp.isnan(scores.probs_BTV[..., 0]) & (jnp.arange(draft.width + 1) <= draft.count_B[:, None])
+    finite_BT = ~jnp.isnan(scores.probs_BTV[..., 0])
+    num_finite_B = jnp.sum(jnp.cumprod(finite_BT.astype(jnp.int32), axis=1), axis=1)
   with jax.named_scope('commit'):
-    added = commit(draft, verdict, ~jnp.any(invalid_BT, axis=1), state.limits, state.length_B, state.reason_B,
-                   state.stop_state_B)
+    added = commit(draft, verdict, num_finite_B, state.limits, state.length_B, state.reason_B, state.stop_state_B)
     counters = state.counters.add_round(
         live_B & (added.count_B > 0), draft.count_B, verdict.num_accepted_B, added.count_B,
         overlap(draft, scores.probs_BTV), scores.width_index)

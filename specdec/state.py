@@ -18,7 +18,7 @@ class DecodeState:
   """Everything that a step changes, and the values that it reads. Donated to the loop.
 
   Invariants between steps: the target's cache holds all tokens but the newest (`cache.length_B` = `length_B` - 1);
-  every live row gains at least one token per step; nothing of an ended row changes.
+  every live row gains at least one token per step, or ends; nothing of an ended row changes.
 
   Attributes:
     tokens_BL: prompt and output; slots past the length hold 0 or, in the unused part of the prompt, padding.

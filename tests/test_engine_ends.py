@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from models.table import TableModel
+from specdec.accept import RULES
 from specdec.commit import Origin, Reason
-from specdec.drafters import Empty, Model, Simulated
+from specdec.drafters import Empty, Lookup, Model, Simulated
 from specdec.engine import Params, Result
 from specdec.state import DecodeState
 from specdec.stops import stop_table
@@ -89,28 +90,67 @@ def test_stop_string_of_the_prompt_does_not_count():
   assert result.tokens[0] == TEXTS[0]
 
 
-def broken(after: int, value: float) -> TableModel:
-  """The table, broken in the law that follows one token."""
+def broken(value: float, *after: int) -> TableModel:
+  """The table, broken in the laws that follow these tokens."""
   model = table()
-  return model.replace(weights=model.weights.at[after].set(value))
+  return model.replace(weights=model.weights.at[np.array(after)].set(value))
 
 
-@pytest.mark.parametrize(('drafter', 'emitted'), [('none', 3), ('self', 0)])
+@pytest.mark.parametrize('drafter', ['none', 'self'])
 @pytest.mark.parametrize('value', [np.nan, np.inf])
-def test_broken_logits_end_their_row(drafter, emitted, value):
+def test_broken_logits_end_their_row(drafter, value):
   """Fault 24: the law after the third token of row 0 is broken. The row says so; the others do not notice."""
-  result, state = end(target=broken(TEXTS[0][2], value), drafter=drafter)
+  result, state = end(target=broken(value, TEXTS[0][2]), drafter=drafter)
   assert result.reasons == [Reason.ERROR, Reason.MAX_TOKENS, Reason.MAX_TOKENS]
-  assert result.tokens == [TEXTS[0][:emitted], *TEXTS[1:]]
+  assert result.tokens == [TEXTS[0][:3], *TEXTS[1:]]
   assert not np.any(np.isnan(state.logprob_BL))
   assert all(np.isfinite(metrics.overlap_sum) for metrics in result.metrics)
+
+
+@pytest.mark.parametrize('drafter', ['none', 'self'])
+def test_a_text_that_ends_before_a_broken_law_does_not_meet_it(drafter):
+  """Row 0 ends with its third token, an EOS, row 2 with its budget: what follows is not drawn from."""
+  eos, last = TEXTS[0][2], TEXTS[2][-1]
+  result, _ = end(eos=eos, target=broken(np.nan, eos, last), drafter=drafter)
+  assert result.tokens == [TEXTS[0][:3], *TEXTS[1:]]
+  assert result.reasons == [Reason.EOS, Reason.MAX_TOKENS, Reason.MAX_TOKENS]
+
+
+UNSAID = min(set(range(VOCAB)).difference(*PROMPTS, *TEXTS))
+REPEATING = (  # lookup copies the text of row 0 and, behind its broken law, a 0; in the other rows what is refused
+    (*PROMPTS[0], *TEXTS[0][:3], 0, *PROMPTS[0]),
+    *((prompt[-1], UNSAID, 0, *prompt) for prompt in PROMPTS[1:]))
+BROKEN_DRAFTS = {
+    'self': (Model(VOCAB, SLOTS), lambda target: target),
+    'lookup': (Lookup(1, 1, partial=True), lambda target: None),
+    'simulated': (Simulated(1.0), lambda target: recorded(
+        [[*TEXTS[0][:3], 0], *[[UNSAID, 0] * (LONG // 2)] * 2], REPEATING))}
+
+
+@pytest.mark.parametrize('rule', RULES)
+@pytest.mark.parametrize('name', BROKEN_DRAFTS)
+def test_broken_laws_end_a_row_where_they_end_plain_decoding(name, rule):
+  """Fault 24: what stands before a broken law is kept, and one behind a refused token is of no account.
+
+  The token behind the broken law is 0, which is also what the largest of nothing but NaN would be.
+  """
+  model = broken(np.nan, TEXTS[0][2], UNSAID)
+  req = request(LONG, prompts=REPEATING, stop_table=stop_table(NEVER, PIECES))
+  drafter, draft_of = BROKEN_DRAFTS[name]
+  plain, _ = decode(engine(Empty(), 0, rule, logprobs=True), Params(model), req)
+  result, _ = decode(engine(drafter, GAMMA, rule, logprobs=True), Params(model, draft_of(model)), req)
+  assert result.tokens == plain.tokens == [TEXTS[0][:3], *TEXTS[1:]]
+  assert result.reasons == plain.reasons == [Reason.ERROR, Reason.MAX_TOKENS, Reason.MAX_TOKENS]
+  assert result.metrics[0].accepted == 3
+  if name != 'self':
+    assert all(metrics.drafted > metrics.accepted for metrics in result.metrics[1:])
 
 
 def test_broken_draft_costs_speed_only():
   """A drafted token whose law is NaN is refused; text and counts stay sound."""
   req = request(LONG, prompts=PROMPTS, stop_table=stop_table(NEVER, PIECES))
   eng = engine(Model(VOCAB, SLOTS), GAMMA, logprobs=True)
-  result, _ = decode(eng, Params(table(), broken(TEXTS[0][2], np.nan)), req)
+  result, _ = decode(eng, Params(table(), broken(np.nan, TEXTS[0][2])), req)
   assert result.tokens == TEXTS
   assert result.metrics[0].accepted < result.metrics[1].accepted
 

@@ -19,6 +19,7 @@ from tests.toys import (
   GREEDY,
   PROMPTS,
   SAMPLED,
+  VOCAB,
   assert_same_live_slots,
   checked,
   decode,
@@ -115,10 +116,10 @@ def test_same_prompts_with_other_seeds_differ():
 
 def test_ended_rows_rest():
   """Fault 18: row 0 ends after 2 tokens, the others after 40, and from then on nothing of row 0 changes."""
-  prompts = [(2,), *PROMPTS[1:]]
-  texts = plain_greedy(target(), prompts, 40)
-  eos = texts[0][1]
-  assert texts[0][0] != eos and all(eos not in text for text in texts[1:])
+  others = [text[:40] for text in greedy_text()[1:]]
+  short = plain_greedy(target(), [(token,) for token in range(VOCAB)], 2)
+  token = next(token for token, (first, second) in enumerate(short) if second not in (first, *others[0], *others[1]))
+  prompts, eos = [(token,), *PROMPTS[1:]], short[token][1]
   req = request(40, prompts=prompts, eos_ids=[eos])
   eng, params = pair()
   frozen, rounds = None, 0
@@ -132,7 +133,7 @@ def test_ended_rows_rest():
   assert rounds > 5
   result = to_result(state)
   assert result.reasons == [Reason.EOS, Reason.MAX_TOKENS, Reason.MAX_TOKENS]
-  assert result.tokens == [texts[0][:2], *texts[1:]] == solo_texts(req)
+  assert result.tokens == [short[token], *others] == solo_texts(req)
 
 
 def resting(state: DecodeState) -> DecodeState:
@@ -203,7 +204,7 @@ def test_rows_that_refuse_at_different_places(rule):
   length_B, zeros_B = jnp.asarray([3, 1]), jnp.zeros(2, jnp.int32)
   verdict = rule(row_keys(jnp.arange(2, dtype=jnp.uint32)), length_B, drafted, one_hot([[4, 7, 9], [8, 9, 9]]))
   limits = Limits(jnp.full(4, -1), jnp.zeros((1, 1), jnp.int32), jnp.asarray([9, 9]), jnp.zeros(2, bool))
-  added = commit(drafted, verdict, jnp.ones(2, bool), limits, length_B, zeros_B, zeros_B)
+  added = commit(drafted, verdict, jnp.full(2, 3), limits, length_B, zeros_B, zeros_B)
   np.testing.assert_array_equal(added.count_B, [2, 1])
   text_BL = write_tokens(jnp.zeros((2, 6), jnp.int32), added.tokens_BT, length_B, added.count_B)
   np.testing.assert_array_equal(text_BL, [[0, 0, 0, 4, 7, 0], [0, 8, 0, 0, 0, 0]])
@@ -220,6 +221,7 @@ def test_top_p_of_a_block_is_row_by_row():
 
 
 def test_draft_cache_equals_fresh_prefill_of_each_row():
-  state = steps(request(40, SAMPLED, RAGGED))
+  """All but the two newest tokens are in it, whatever each row accepted."""
+  state = steps(request(60, SAMPLED, RAGGED), 8)
   expected = fresh_cache(draft(), state.tokens_BL, state.length_B - 2, state.tokens_BL.shape[1])
   assert_same_live_slots(state.draft_state.cache, expected)
