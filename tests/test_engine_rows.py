@@ -144,7 +144,7 @@ def resting(state: DecodeState) -> DecodeState:
       position_BS=blank(cache.position_BS[:, None, :, None], cache.length_B)[:, 0, :, 0])
   return state.replace(
       cache=shown(state.cache), row_key_B=jax.random.key_data(state.row_key_B),
-      draft_state=state.draft_state.replace(cache=shown(state.draft_state.cache), drafted=None))
+      draft_state=state.draft_state.replace(cache=shown(state.draft_state.cache)))
 
 
 @jax.jit
