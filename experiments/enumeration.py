@@ -111,7 +111,7 @@ def gamma_of_round(case: Case, counts: Sequence[float]) -> int:
   if case.adaptive is None:
     return case.gamma
   estimate = AcceptanceEstimate(*(jnp.asarray([count], jnp.float32) for count in counts))
-  return int(case.adaptive.choose(estimate, case.gamma)[0])
+  return int(case.adaptive.choose(estimate, range(1, case.gamma + 2))[0])
 
 
 def _updated(case: Case, counts: Sequence[float], accepted: int, tested: int) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 Lossless: the choice for a step depends on the outcomes of earlier steps only, never on the tokens about to be drafted.
 """
 
+from collections.abc import Sequence
 import dataclasses
 
 from flax import struct
@@ -33,7 +34,7 @@ class AcceptanceEstimate:
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveGamma:
-  """The γ in 0..max that the measured costs make fastest.
+  """The γ that the measured costs make fastest for a row by itself.
 
   Attributes:
     draft_cost: c, a draft pass over a plain target pass.
@@ -45,7 +46,16 @@ class AdaptiveGamma:
   verify_cost: tuple[float, ...]
   prior: float = 0.7
 
-  def choose(self, estimate: AcceptanceEstimate, max_gamma: int) -> Array:
-    """γ of each row, [B] int32."""
+  def choose(self, estimate: AcceptanceEstimate, widths: Sequence[int]) -> Array:
+    """γ of each row in 0..γ_max, [B] int32.
+
+    Args:
+      estimate: of each row.
+      widths: of the compiled verify passes, ascending, the last γ_max + 1: γ drafted tokens cost the narrowest pass
+        wider than γ.
+    """
+    cost_by_gamma = [self.verify_cost[next(width for width in widths if width > gamma) - 1]
+                     for gamma in range(widths[-1])]
     alpha_B = (estimate.accepted_B + self.prior * PRIOR_WEIGHT) / (estimate.tested_B + PRIOR_WEIGHT)
-    return theory.best_gamma_for(alpha_B, self.draft_cost, jnp.asarray(self.verify_cost), max_gamma).astype(jnp.int32)
+    gamma_B = theory.best_gamma_for(alpha_B, self.draft_cost, jnp.asarray(cost_by_gamma), widths[-1] - 1)
+    return gamma_B.astype(jnp.int32)

@@ -247,7 +247,7 @@ def context_of(engine: Engine, state: DecodeState) -> Context:
   """γ never exceeds what the row can still emit besides its correction or bonus token."""
   gamma_B = jnp.full_like(state.length_B, engine.gamma)
   if engine.adaptive is not None:
-    gamma_B = engine.adaptive.choose(state.estimate, engine.gamma)
+    gamma_B = engine.adaptive.choose(state.estimate, engine.verify_widths)
   gamma_B = jnp.minimum(gamma_B, state.limits.max_length_B - state.length_B - 1)
   return Context(
       tokens_BL=state.tokens_BL, length_B=state.length_B, gamma_B=jnp.where(state.live_B, gamma_B, 0),

@@ -1,13 +1,17 @@
 """γ that follows the acceptance: lossless, per row, up and down."""
 
+from collections.abc import Sequence
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from models.table import TableModel
+from specdec import theory
 from specdec.adaptive import AcceptanceEstimate, AdaptiveGamma
 from specdec.drafters import Empty, Model
-from specdec.engine import Engine, Params
+from specdec.engine import Engine, Params, context_of
 from tests.toys import GREEDY, SAMPLED, SLOTS, VOCAB, decode, engine, request
 
 GAMMA = 4
@@ -62,10 +66,13 @@ def test_estimate_of_an_ended_row_rests():
     assert before[1] == after[1]
 
 
-def choose(alpha: float, draft_cost: float) -> int:
+EVERY_WIDTH = range(1, GAMMA + 2)
+
+
+def choose(alpha: float, draft_cost: float, widths: Sequence[int] = EVERY_WIDTH) -> int:
   """γ once the acceptance is well known."""
   estimate = AcceptanceEstimate(jnp.asarray([1e6 * alpha]), jnp.asarray([1e6]))
-  return int(AdaptiveGamma(draft_cost, COSTS).choose(estimate, GAMMA)[0])
+  return int(AdaptiveGamma(draft_cost, COSTS).choose(estimate, widths)[0])
 
 
 def test_choice_is_the_fastest_by_the_theory():
@@ -75,6 +82,26 @@ def test_choice_is_the_fastest_by_the_theory():
   assert chosen == sorted(chosen) and len(set(chosen)) > 2
 
 
+@pytest.mark.parametrize('widths', [EVERY_WIDTH, (1, 5), (1, 3, 5), (5,)], ids=str)
+@pytest.mark.parametrize('alpha', [0.1, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize('draft_cost', [0.0, 0.1, 0.3])
+def test_a_draft_costs_the_pass_that_will_run(alpha, draft_cost, widths):
+  """Without a pass of γ + 1 tokens the next wider one runs, and is what γ must be weighed by."""
+  cost = [COSTS[min(width for width in widths if width > gamma) - 1] for gamma in range(GAMMA + 1)]
+  speedups = [theory.speedup_measured(theory.expected_tokens(alpha, gamma), gamma, draft_cost, cost[gamma])
+              for gamma in range(GAMMA + 1)]
+  assert speedups[choose(alpha, draft_cost, widths)] == pytest.approx(max(speedups), rel=1e-6)
+
+
+@pytest.mark.parametrize(('widths', 'gamma'), [((1,), 0), (tuple(EVERY_WIDTH), 1)])
+def test_the_engine_weighs_the_widths_it_has(widths, gamma):
+  """With half of the drafts right, one token pays by a pass of two, but not by a pass of five."""
+  eng = dataclasses.replace(adaptive(), adaptive=AdaptiveGamma(0.2, COSTS), widths=widths)
+  state = adaptive().start(tables(), request(4, prompts=PROMPTS))
+  state = state.replace(estimate=AcceptanceEstimate(jnp.full(3, 5e5), jnp.full(3, 1e6)))
+  assert context_of(eng, state).gamma_B.tolist() == [gamma] * 3
+
+
 def test_prior_decides_before_anything_is_known():
   unknown = AcceptanceEstimate.zeros(1)
-  assert [AdaptiveGamma(0.2, COSTS, prior).choose(unknown, GAMMA) for prior in (0.05, 0.95)] == [0, GAMMA]
+  assert [AdaptiveGamma(0.2, COSTS, prior).choose(unknown, EVERY_WIDTH) for prior in (0.05, 0.95)] == [0, GAMMA]
