@@ -88,10 +88,3 @@ class KVCache:
       if (lengths < 0).any() or (lengths > self.capacity).any():
         raise ValueError(f'cache lengths must lie in 0..{self.capacity}, got {lengths.tolist()}')
     return self.replace(length_B=length_B)
-
-  def rollback(self, length_B: Array) -> 'KVCache':
-    """Like `with_length`, and outside of jit refuses to go past what is committed."""
-    if not isinstance(length_B, jax.core.Tracer) and (np.asarray(length_B) > np.asarray(self.length_B)).any():
-      raise ValueError(f'rollback to {np.asarray(length_B).tolist()} goes past the committed '
-                       f'{np.asarray(self.length_B).tolist()}')
-    return self.with_length(length_B)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.attention import MASKED, attend, window_mask
+from models.attention import MASKED, Attention, attend, window_mask
 from models.decoder import Decoder
 from models.kv_cache import KVCache
 from models.protocol import Output
@@ -68,7 +68,7 @@ def test_rows_of_different_lengths():
   for start in (0, 5):
     _, cache = append(model, cache, TOKENS_BT[:, start:start + 5])
   block_BT = np.stack([TOKENS_BT[row, start:start + 5] for row, start in enumerate(starts)])
-  logits, _ = append(model, cache.rollback(jnp.asarray(starts)), block_BT)
+  logits, _ = append(model, cache.with_length(jnp.asarray(starts)), block_BT)
   expected_BTV = forward(model, TOKENS_BT)
   for row, start in enumerate(starts):
     close(logits[row], expected_BTV[row, start:start + 5])
@@ -120,6 +120,48 @@ def test_attention_in_blocks(live):
 
 def test_blocks_do_not_change_logits():
   close(forward(toy('blocks'), TOKENS_BT), forward(toy('rope'), TOKENS_BT))
+
+
+def transformer_xl(attention: Attention, x_TD: np.ndarray) -> np.ndarray:
+  """[T, D]: causal attention by Dai et al. (2019), equation 5, term by term in float64."""
+  qkv_KXHD, out_DQ, relative_DNH, content_NH, position_NH = (np.asarray(weight[...], np.float64) for weight in (
+      attention.qkv, attention.out, attention.relative, attention.content_bias, attention.position_bias))
+  num_kv_heads, slices, head_dim, width = qkv_KXHD.shape
+  out_DNH = out_DQ.reshape(width, -1, head_dim)
+  frequency = 1 / 10_000 ** (np.arange(0, width, 2) / width)
+  mixed_TD = np.zeros(x_TD.shape)
+  for kv_head, group in np.ndindex(num_kv_heads, slices - 2):
+    head = kv_head * (slices - 2) + group
+    q_TH, k_TH, v_TH = (x_TD @ qkv_KXHD[kv_head, index].T for index in (group, -2, -1))
+    for i in range(len(x_TD)):
+      scores = []
+      for j in range(i + 1):
+        angle = (i - j) * frequency
+        r_H = np.concatenate([np.sin(angle), np.cos(angle)]) @ relative_DNH[:, head]
+        by_content = q_TH[i] @ k_TH[j] + content_NH[head] @ k_TH[j]  # (a) and (c)
+        by_distance = q_TH[i] @ r_H + position_NH[head] @ r_H  # (b) and (d)
+        scores.append((by_content + by_distance) / np.sqrt(head_dim))
+      weights = np.exp(scores - np.max(scores))
+      mixed_TD[i] += weights / weights.sum() @ v_TH[:i + 1] @ out_DNH[:, head].T
+  return mixed_TD
+
+
+@functools.partial(jax.jit, static_argnames='first')
+def attended(model: Decoder, x_BTD: Array, first: int) -> Array:
+  """The first layer's attention to vectors at the positions from `first` on."""
+  batch, width = x_BTD.shape[:2]
+  positions_BT = jnp.broadcast_to(first + jnp.arange(width), (batch, width))
+  cache = model.init_cache(batch, SLOTS).mark_positions(positions_BT)
+  return model.layers[0].attn(x_BTD, positions_BT, cache.causal_mask(width), None, cache, jnp.int32(width))[0]
+
+
+@pytest.mark.parametrize('first', [0, 100])
+@pytest.mark.parametrize('kind', ['chinchilla', 'relative'])
+def test_relative_positions_by_the_paper(kind, first):
+  x_BTD = np.random.default_rng(1).standard_normal((BATCH, WIDTH, CONFIG.width)).astype(np.float32)
+  expected = [transformer_xl(toy(kind).layers[0].attn, x_TD.astype(np.float64)) for x_TD in x_BTD]
+  assert np.abs(toy(kind).layers[0].attn.position_bias[...]).min() > 0, 'every term must count'
+  close(attended(toy(kind), x_BTD, first), expected)
 
 
 @jax.jit
