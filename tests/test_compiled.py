@@ -16,19 +16,20 @@ from specdec.engine import Engine, Params, prefill, run, step
 from specdec.stops import stop_table
 from specdec.warp import Sampling
 from tests.toys import (
-    CONFIG,
-    GREEDY,
-    PROMPTS,
-    SLOTS,
-    VOCAB,
-    draft,
-    engine,
-    greedy_text,
-    model_engine,
-    random_toy,
-    recorded,
-    request,
-    target,
+  CONFIG,
+  GREEDY,
+  PROMPTS,
+  SLOTS,
+  VOCAB,
+  blocked,
+  draft,
+  engine,
+  greedy_text,
+  model_engine,
+  random_toy,
+  recorded,
+  request,
+  target,
 )
 
 DRAFTERS = {
@@ -36,13 +37,14 @@ DRAFTERS = {
     'lookup': (Lookup(), 4, lambda: None),
     'simulated': (Simulated(0.7), 4, lambda: recorded(greedy_text())),
     'draft': (Model(VOCAB, SLOTS), 4, draft),
+    'draft, in blocks': (Model(VOCAB, SLOTS), 4, lambda: blocked().first_layers(1)),
 }
 IN_PLACE = {'parameter', 'get-tuple-element', 'bitcast', 'dynamic-update-slice', 'fusion'}
 
 
 def case(name: str) -> tuple[Engine, Params]:
   drafter, gamma, draft_params = DRAFTERS[name]
-  return engine(drafter, gamma), Params(target(), draft_params())
+  return engine(drafter, gamma), Params(blocked() if 'blocks' in name else target(), draft_params())
 
 
 @functools.cache
@@ -141,12 +143,12 @@ def test_few_programs_serve_all_lengths(count_compiles):
 
 @pytest.mark.parametrize('name', DRAFTERS)
 def test_values_compile_nothing(name, count_compiles):
-  """Fault 44: temperature, top-k, top-p, seeds, EOS, lengths, stop strings of one size."""
+  """Fault 44: temperature, top-k, top-p, seeds, EOS, lengths, budgets, stop strings of one size."""
   eng, params = case(name)
   pieces = [bytes([65 + token]) for token in range(VOCAB)]
 
-  def generate(*, sampling=GREEDY, stop='ABC', **changes):
-    return eng.generate(params, request(20, sampling, stop_table=stop_table([stop], pieces), **changes)).tokens
+  def generate(*, count=20, sampling=GREEDY, stop='ABC', **changes):
+    return eng.generate(params, request(count, sampling, stop_table=stop_table([stop], pieces), **changes)).tokens
 
   texts = [generate()]
   with count_compiles() as count:
@@ -155,6 +157,7 @@ def test_values_compile_nothing(name, count_compiles):
     texts.append(generate(sampling=Sampling.create(1.0), seeds=(1, 2, 3)))
     texts.append(generate(eos_ids=[texts[0][0][3]]))
     texts.append(generate(prompts=((5, 6, 7), (8,), range(30))))
+    texts += [generate(count=count) for count in (1, 3, 50)]
     texts.append(generate(stop=b''.join(pieces[token] for token in texts[0][0][2:5]).decode()))
   assert count.total == 0
   assert len({str(text) for text in texts}) == len(texts), 'every value must have an effect'
@@ -220,4 +223,4 @@ def test_verify_makes_logits_of_its_rows_only():
   jaxpr = jax.make_jaxpr(lambda params, state: step(eng, params, state))(params, state).jaxpr
   heads = {tuple(equation.outvars[0].aval.shape) for equation in equations(jaxpr)
            if equation.primitive.name == 'dot_general'}
-  assert {shape[:-1] for shape in heads if shape[-1] == WIDE.vocab_size} - {(3, 0)} == {(3, 5), (3, 1)}
+  assert {shape[1:] for shape in heads if shape[0] == WIDE.vocab_size} - {(3, 0)} == {(3, 5), (3, 1)}

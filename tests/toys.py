@@ -5,6 +5,7 @@ Batch, vocabulary, widths and layers all differ in size.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import functools
 
 from flax import nnx
@@ -51,6 +52,12 @@ def random_toy(config: DecoderConfig, seed: int = 0) -> Decoder:
 @functools.cache
 def target() -> Decoder:
   return random_toy(CONFIG)
+
+
+@functools.cache
+def blocked() -> Decoder:
+  """The target, its cache read in blocks much shorter than the texts, as loaded models read theirs."""
+  return random_toy(dataclasses.replace(CONFIG, attention_block=16))
 
 
 @functools.cache
