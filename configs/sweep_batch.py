@@ -12,12 +12,13 @@ def get_config(variant: str = 'lookup') -> ConfigDict:
   tiny = variant == 'tiny'
   config = ConfigDict({
       'base': 'configs/tiny.py:model' if tiny else f'configs/smollm2.py:{variant}',
-      'grid': {'engine': {'batch': (1, 2) if tiny else (1, 2, 4, 8, 16), 'gamma': (4,)}},
+      'grid': {
+          'engine': {'batch': (1, 2) if tiny else (1, 2, 4, 8, 16), 'gamma': (4,)},
+          'data': {'kind': ('news',), 'limit': (2 if tiny else 16,)},
+          'sampling': {'max_new_tokens': (16 if tiny else 64,)},
+      },
       'zip': {},
       'repeats': 1,
       'plain': False,
   })
-  if not tiny:
-    config.grid.data = {'kind': ('news',), 'limit': (16,)}
-    config.grid.sampling = {'max_new_tokens': (64,)}
   return config.lock()

@@ -12,12 +12,13 @@ def get_config(variant: str = 'lookup') -> ConfigDict:
   tiny = variant == 'tiny'
   config = ConfigDict({
       'base': 'configs/tiny.py:model' if tiny else f'configs/smollm2.py:{variant}',
-      'grid': {'engine': {'capacity': (128, 256) if tiny else (512, 4096), 'gamma': (4,)}},
+      'grid': {
+          'engine': {'capacity': (512, 2048) if tiny else (512, 4096), 'gamma': (4,)},
+          'data': {'kind': ('humaneval',), 'limit': (1 if tiny else 3,)},
+          'sampling': {'max_new_tokens': (16 if tiny else 64,)},
+      },
       'zip': {},
       'repeats': 5,
       'plain': False,
   })
-  if not tiny:
-    config.grid.data = {'kind': ('humaneval',), 'limit': (3,)}
-    config.grid.sampling = {'max_new_tokens': (64,)}
   return config.lock()

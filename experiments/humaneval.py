@@ -18,14 +18,15 @@ from ml_collections import ConfigDict
 
 from experiments import score
 from experiments.completions import completion
-from experiments.errors import RunError
 from experiments.sample_files import Sample, read_samples, write_lines
 from experiments.score import Scores
-from experiments.side_by_side import PLAIN, SPECULATIVE, TIMING_COLUMNS, Run, decode_both, facts
+from experiments.side_by_side import SPECULATIVE, TIMING_COLUMNS, decode_both, facts
 from launch import cli, results
+from launch.errors import RunError, failed
 from launch.prompts import Prompt, humaneval_problems, load_prompts, stop_strings
 from launch.session import Session
 from launch.table import Column, print_table
+from launch.timed import PLAIN, Timed
 from models.errors import InputError
 
 KIND_COLUMNS = [Column(f'counts.{kind}', kind.replace('_', ' ')) for kind in
@@ -41,8 +42,7 @@ def main() -> int:
   try:
     return _score_file(k) if SAMPLES.value is not None else _decode_and_score(k)
   except RunError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 1
+    return failed(error)
 
 
 def _k() -> list[int]:
@@ -73,18 +73,17 @@ def _decode_and_score(k: list[int]) -> int:
     score.check_samples([Sample(prompt.id, '') for prompt in prompts], [prompt.id for prompt in prompts], k)
     score.prepare(TIMEOUT.value, WORKERS.value)
   runs = decode_both(Session.from_config(config), prompts)
-  rows = [facts(run, runs[0], config) for run in runs]
-  scores = {}
-  for run, row in zip(runs, rows, strict=True):
-    samples = samples_of(run, prompts)
-    if SAMPLES_OUT.value is not None:
-      write_lines(path_for(SAMPLES_OUT.value, run.decoder), map(vars, samples))
-    if not GENERATE_ONLY.value:
-      scores[run.decoder] = score.score_samples(samples, ALLOW.value, k, TIMEOUT.value, WORKERS.value)
-      row |= _score_facts(scores[run.decoder])
+  samples = {run.name: samples_of(run, prompts) for run in runs}
+  if SAMPLES_OUT.value is not None:
+    for decoder, decoded in samples.items():
+      write_lines(path_for(SAMPLES_OUT.value, decoder), map(vars, decoded))
+  rows, scores = [facts(run, runs[0]) for run in runs], {}
+  if not GENERATE_ONLY.value:
+    for row in rows:
+      scores[row['decoder']] = score.score_samples(
+          samples[row['decoder']], ALLOW.value, k, TIMEOUT.value, WORKERS.value)
+      row |= _score_facts(scores[row['decoder']])
   _report(rows, scores, k)
-  for run in runs:
-    run.check()
   return 0
 
 
@@ -100,10 +99,10 @@ def _prepare(config: ConfigDict) -> None:
                      'greedy samples are all the same')
 
 
-def samples_of(run: Run, prompts: list[Prompt]) -> list[Sample]:
+def samples_of(run: Timed, prompts: list[Prompt]) -> list[Sample]:
   problems = {problem.task_id: problem for problem in humaneval_problems()}
-  return [Sample(prompt.id, completion(done.text, problems[prompt.id], prompt.chat))
-          for prompt, done in zip(prompts, run.completions, strict=True)]
+  return [Sample(prompt.id, completion(text, problems[prompt.id], prompt.chat))
+          for prompt, text in zip(prompts, run.texts, strict=True)]
 
 
 def _score_facts(scores: Scores) -> dict[str, Any]:
@@ -118,7 +117,9 @@ def _report(rows: list[dict[str, Any]], scores: dict[str, Scores], k: list[int])
     write_lines(RESULTS_OUT.value, [
         {'decoder': name, **row} for name, scored in scores.items() for row in scored.results])
   columns = [Column('decoder'), *[Column(f'pass@{number}', format='.3f') for number in k], *KIND_COLUMNS]
-  print_table(rows, columns + TIMING_COLUMNS, _title(rows[0]), file=cli.output())
+  print_table(rows, columns, _title(rows[0]), file=cli.output())
+  if 'speedup' in rows[0]:  # decoded here
+    print_table(rows, [Column('decoder'), *TIMING_COLUMNS], '\nTime', file=cli.output())
   cli.write_json({'benchmark': 'humaneval', 'rows': rows, **results.environment()})
   for scored in scores.values():
     scored.check()

@@ -20,7 +20,7 @@ try:
   matplotlib.use('Agg')
   import matplotlib.pyplot as plt
   from matplotlib.ticker import MaxNLocator
-except ImportError:  # said in one line by `draw`
+except ImportError:  # said in one line by `check`
   plt = None
 
 Row = Mapping[str, Any]
@@ -32,6 +32,18 @@ KINDS = ('auto', 'speedup', 'gamma')
 NAMES = ('rule', 'temperature', 'top_p', 'batch', 'task')  # tell rows of one drafter apart
 
 
+def check(path: str | None) -> None:
+  """Raises InputError where `draw` could not write to `path`, None being no plot; for before the work."""
+  if path is not None:
+    _require_matplotlib()
+    results.check_writable(path)
+
+
+def _require_matplotlib() -> None:
+  if plt is None:
+    raise InputError('plots need matplotlib: pip install matplotlib')
+
+
 def draw(rows: Sequence[Row], path: str, kind: str = 'auto') -> None:
   """Writes one figure.
 
@@ -41,8 +53,7 @@ def draw(rows: Sequence[Row], path: str, kind: str = 'auto') -> None:
     kind: 'speedup' (measured next to predicted, by drafter and task), 'gamma' (three panels over gamma), or 'auto':
       gamma where some setting was run with three or more gammas.
   """
-  if plt is None:
-    raise InputError('plots need matplotlib: pip install matplotlib')
+  _require_matplotlib()
   if kind not in KINDS:
     raise InputError(f'kind={kind!r} is not known: use one of {", ".join(KINDS)}')
   rows = [row for row in rows if _number(row, 'speedup') is not None]
@@ -214,7 +225,7 @@ def main() -> int:
   for flag, value in (('rows', ROWS.value), ('out', OUT.value)):
     if not value:
       raise InputError(f'pass --{flag}=FILE')
-  results.check_writable(OUT.value)
+  check(OUT.value)
   draw(results.read_rows(ROWS.value), OUT.value, KIND.value)
   cli.say(f'wrote {OUT.value}')
   return 0

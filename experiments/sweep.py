@@ -26,16 +26,16 @@ from ml_collections import ConfigDict
 
 from experiments import plot
 from launch import bench, cli, results
+from launch.errors import RunError, failed
 from launch.progress import track
 from launch.table import Column, lookup, print_table
 from models.errors import InputError
 
 GAMMA = 'engine.gamma'
 COLUMNS = (
-    Column('drafter'), Column('gamma', 'γ'), Column('ms_per_token', 'ms/token', '.2f'),
-    Column('tokens_per_pass', 'tokens/pass', '.2f'), Column('alpha', 'α', '.2f'), Column('draft_cost', 'c', '.3f'),
-    Column('verify_cost', 'v', '.2f'), Column('predicted_speedup', 'predicted', '.2f'),
-    Column('speedup', 'measured', '.2f'),
+    *bench.columns(
+        'drafter', 'gamma', 'ms_per_token', 'tokens_per_second', 'ms_per_round', 'tokens_per_pass', 'alpha',
+        'draft_cost', 'verify_cost', 'predicted_speedup', 'speedup'),
     Column('slower_than_plain', 'note', lambda slower: 'slower than plain' if slower else ''))
 
 Benchmark = Callable[[ConfigDict, int], dict[str, Any]]
@@ -145,8 +145,8 @@ def _existing(out: str | None) -> list[dict[str, Any]]:
 def _row(point: Point, repeats: int, benchmark: Benchmark) -> dict[str, Any]:
   try:
     row = benchmark(point.config, repeats)
-  except InputError as error:
-    raise InputError(f'{point}: {error}') from error
+  except (InputError, RunError) as error:
+    raise type(error)(f'{point}: {error}') from error
   return {**point.identity, 'task': lookup(point.config.to_dict(), 'data.kind'), **row,
           'slower_than_plain': plot.is_slower(row)}
 
@@ -161,9 +161,12 @@ def show(rows: Sequence[dict[str, Any]], file: TextIO | None = None) -> None:
 
 def main() -> int:
   config = cli.config_of(CONFIG)
-  for path in (OUT.value, PLOT.value):
-    results.check_writable(path)
-  rows = run_sweep(config, OUT.value)
+  results.check_writable(OUT.value)
+  plot.check(PLOT.value)
+  try:
+    rows = run_sweep(config, OUT.value)
+  except RunError as error:
+    return failed(error)
   show(rows, sys.stderr if OUT.value == results.STDOUT else cli.output())
   if PLOT.value:
     plot.draw(rows, PLOT.value)

@@ -16,13 +16,14 @@ import numpy as np
 
 from experiments import rouge
 from experiments.completions import END_OF_TEXT, cut
-from experiments.errors import RunError
 from experiments.sample_files import write_lines
-from experiments.side_by_side import TIMING_COLUMNS, Run, decode_both, facts
+from experiments.side_by_side import TIMING_COLUMNS, decode_both, facts
 from launch import cli, results
+from launch.errors import RunError, failed
 from launch.prompts import Prompt, load_prompts, stop_strings
 from launch.session import Session
 from launch.table import Column, print_table
+from launch.timed import Timed
 
 
 def main() -> int:
@@ -32,19 +33,16 @@ def main() -> int:
   prompts = load_prompts(config.data)
   rouge.rouge([], [], STEMMER.value)  # a missing package, before the work
   runs = decode_both(Session.from_config(config), prompts)
-  references = [prompt.reference for prompt in prompts]
-  scores = {run.decoder: rouge.rouge(references, summaries_of(run), STEMMER.value) for run in runs}
-  rows = [facts(run, runs[0], config) for run in runs]
-  for run, row in zip(runs, rows, strict=True):
-    row['rouge'] = {variant: rouge.interval(values) for variant, values in scores[run.decoder].items()}
   _write_summaries(runs, prompts)
-  _report(rows, comparison(scores), config)
   try:
-    for run in runs:
-      run.check()
+    rows = [facts(run, runs[0]) for run in runs]
   except RunError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 1
+    return failed(error)
+  references = [prompt.reference for prompt in prompts]
+  scores = {run.name: rouge.rouge(references, summaries_of(run), STEMMER.value) for run in runs}
+  for row in rows:
+    row['rouge'] = {variant: rouge.interval(values) for variant, values in scores[row['decoder']].items()}
+  _report(rows, comparison(scores), config)
   return 0
 
 
@@ -58,8 +56,8 @@ def _prepare(config: ConfigDict) -> None:
     config.sampling.stop = tuple(config.sampling.stop) or stop_strings(config.data)
 
 
-def summaries_of(run: Run) -> list[str]:
-  return [cut(completion.text, END_OF_TEXT).strip() for completion in run.completions]
+def summaries_of(run: Timed) -> list[str]:
+  return [cut(text, END_OF_TEXT).strip() for text in run.texts]
 
 
 def comparison(scores: dict[str, dict[str, np.ndarray]]) -> list[dict[str, Any]]:
@@ -74,11 +72,11 @@ def comparison(scores: dict[str, dict[str, np.ndarray]]) -> list[dict[str, Any]]
   return rows
 
 
-def _write_summaries(runs: list[Run], prompts: list[Prompt]) -> None:
+def _write_summaries(runs: list[Timed], prompts: list[Prompt]) -> None:
   if SUMMARIES_OUT.value is None:
     return
   write_lines(SUMMARIES_OUT.value, [
-      {'decoder': run.decoder, 'id': prompt.id, 'reference': prompt.reference, 'summary': summary}
+      {'decoder': run.name, 'id': prompt.id, 'reference': prompt.reference, 'summary': summary}
       for run in runs for prompt, summary in zip(prompts, summaries_of(run), strict=True)])
 
 

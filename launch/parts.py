@@ -1,9 +1,8 @@
-"""The parts of a step, timed alone: target passes of each width, and the draft.
+"""The parts of a step, alone: target passes of each width, and the draft.
 
-Each program runs its part several times in one device loop, so that what is timed is the part and not the call.
+Each program repeats its part in one device loop, so that what is timed is the part and not the call.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -11,45 +10,80 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from models.kv_cache import KVCache
 from models.protocol import LanguageModel
 from specdec.draft import Draft
-from specdec.drafters import Empty
-from specdec.engine import Engine, context_of
+from specdec.engine import Engine, Params, context_of
 from specdec.state import DecodeState
 from specdec.verify import verify
 
-REPEATS = 4  # passes per program
+PASSES = 4  # target passes per program
+SHORT_DRAFTS = 256  # drafts per program without a model: so short that a few would not outweigh the call
 
 
-@functools.partial(jax.jit, static_argnames=('engine', 'width'))
-def target_passes(engine: Engine, width: int, target: LanguageModel, state: DecodeState) -> tuple[Array, KVCache]:
-  """`REPEATS` target passes of `width` tokens per row at the state's length, the filters of the law included."""
+class Parts:
+  """The parts of an engine's step on one batch, to be timed again and again.
+
+  Owns a copy of the state. As in the loop itself it is donated, so that no cache is copied, and comes back with
+  nothing changed that a part depends on.
+  """
+
+  def __init__(self, engine: Engine, params: Params, state: DecodeState):
+    self._engine, self._params, self._state = engine, params, copy_of(state)
+    self.drafts_per_call = PASSES if engine.drafter.name == 'model' else SHORT_DRAFTS
+
+  def target_passes(self, width: int) -> DecodeState:
+    """`PASSES` target passes of `width` tokens per row, the filters of the law included."""
+    self._state = target_passes(self._engine, width, self._params.target, self._state)
+    return self._state
+
+  def drafts(self) -> DecodeState:
+    """`drafts_per_call` drafts of γ tokens per row."""
+    self._state = drafts(self._engine, self.drafts_per_call, self._params.draft, self._state)
+    return self._state
+
+
+def copy_of(state: DecodeState) -> DecodeState:
+  """For a call that the state is donated to."""
+  return jax.tree.map(lambda x: x.copy(), state)
+
+
+@functools.partial(jax.jit, static_argnames=('engine', 'width'), donate_argnames=('state',))
+def target_passes(engine: Engine, width: int, target: LanguageModel, state: DecodeState) -> DecodeState:
   count_B = jnp.full_like(state.length_B, width - 1)
 
-  def one(_, carry):
-    newest_B, cache = carry
-    drafted_BM = jnp.broadcast_to(newest_B[:, None], (newest_B.shape[0], width - 1))
+  def one(_, state):
+    drafted_BM = jnp.broadcast_to(state.newest_B[:, None], (state.newest_B.shape[0], width - 1))
     scores, cache = verify(
-        target, cache, newest_B, Draft(drafted_BM, None, count_B), state.sampling, num_tokens=engine.num_tokens,
-        widths=(width,), rows=engine.rows, logprobs=engine.logprobs)
-    return jnp.argmax(scores.probs_BTV[:, 0], axis=-1).astype(jnp.int32), cache
+        target, state.cache, state.newest_B, Draft(drafted_BM, None, count_B), state.sampling,
+        num_tokens=engine.num_tokens, widths=(width,), rows=engine.rows, logprobs=engine.logprobs)
+    never_B = jnp.sum(scores.probs_BTV[..., 0], axis=1) > width
+    if engine.logprobs:
+      never_B |= jnp.sum(scores.logprobs_BTV[..., 0], axis=1) > 0
+    return _used(state.replace(cache=cache), never_B)
 
-  return jax.lax.fori_loop(0, REPEATS, one, (state.newest_B, state.cache))
-
-
-def pass_engine(engine: Engine) -> Engine:
-  """The engine without what a target pass does not depend on, so that one program serves all drafters."""
-  return dataclasses.replace(engine, drafter=Empty(), gamma=0, widths=(), adaptive=None)
+  return jax.lax.fori_loop(0, PASSES, one, state)
 
 
-@functools.partial(jax.jit, static_argnames=('engine',))
-def drafts(engine: Engine, draft_params: Any, state: DecodeState) -> Any:
-  """`REPEATS` drafts of γ tokens per row at the state's length."""
-  context = context_of(engine, state)
+@functools.partial(jax.jit, static_argnames=('engine', 'repeats'), donate_argnames=('state',))
+def drafts(engine: Engine, repeats: int, draft_params: Any, state: DecodeState) -> DecodeState:
 
-  def one(_, draft_state):
-    _, draft_state = engine.drafter.propose(draft_params, draft_state, context, engine.gamma)
-    return engine.drafter.observe(draft_state, state.length_B)
+  def one(_, state):
+    context = context_of(engine, state)
+    context = context.replace(gamma_B=jnp.full_like(context.gamma_B, engine.gamma))  # however few a row would want
+    draft, draft_state = engine.drafter.propose(draft_params, state.draft_state, context, engine.gamma)
+    never_B = jnp.sum(draft.tokens_BM, axis=1) + draft.count_B < 0
+    if draft.probs_BMV is not None:
+      never_B |= jnp.sum(draft.probs_BMV[..., 0], axis=1) > engine.gamma
+    return _used(state.replace(draft_state=engine.drafter.observe(draft_state, state.length_B)), never_B)
 
-  return jax.lax.fori_loop(0, REPEATS, one, state.draft_state)
+  return jax.lax.fori_loop(0, repeats, one, state)
+
+
+def _used(state: DecodeState, never_B: Array) -> DecodeState:
+  """The state with a newest token that would be another one if `never_B` could hold.
+
+  The compiler does not know that it cannot. So it leaves out nothing that `never_B` is made from, and does nothing
+  once for all repeats.
+  """
+  row_B = jnp.arange(never_B.shape[0])
+  return state.replace(tokens_BL=state.tokens_BL.at[row_B, state.length_B - 1].add(never_B.astype(jnp.int32)))

@@ -13,45 +13,34 @@ from models.errors import InputError
 
 # Answers every even problem with its reference solution, in twice the time without a draft.
 FAKE = '''
-import dataclasses, runpy, sys, types
-from launch import prompts, session
+import dataclasses, runpy, sys
+from launch import prompts, timed, timing
+from specdec.commit import Reason
 from specdec.metrics import Metrics
 
 SOLUTIONS = {problem.task_id: problem.canonical_solution for problem in prompts.humaneval_problems()}
+ZEROS = {field.name: () if 'tuple' in str(field.type) else 0 for field in dataclasses.fields(Metrics)}
 
-class Fake:
-  compile_seconds = 1.5
+def time_all(ways, prompts, repeats):
+  return [timed.Timed(name, session, [batch(session.engine, prompt) for prompt in prompts])
+          for name, session in ways.items()]
 
-  def __init__(self, config, gamma):
-    self.config = config
-    name = config.drafter.name if gamma else 'none'
-    self.engine = types.SimpleNamespace(gamma=gamma, drafter=types.SimpleNamespace(name=name))
+def batch(engine, prompt):
+  passes = 5 if engine.gamma else 10
+  by_width = (0,) * (len(engine.verify_widths) - 1) + (passes,)
+  metrics = Metrics(**ZEROS | dict(passes=passes, emitted=10 if REASON == 'EOS' else 0, passes_by_width=by_width))
+  return timed.Batch(
+      seconds=passes / 100, pass_seconds=dict.fromkeys((1, *engine.verify_widths), .01), draft_seconds=0.0,
+      live_bytes=0.0, tokens=[[1] * 10], texts=[text(engine, prompt)], reasons=[Reason[REASON]], metrics=[metrics])
 
-  @classmethod
-  def from_config(cls, config):
-    return cls(config, config.engine.gamma)
+def text(engine, prompt):
+  if prompt.id in SOLUTIONS:
+    good = int(prompt.id.partition('/')[2]) % 2 == 0
+    return (SOLUTIONS[prompt.id] if good else BAD) + '\\ndef more(): pass\\n'
+  return prompt.reference + '</s>' if engine.gamma else ' the '
 
-  def plain(self):
-    return Fake(self.config, 0)
-
-  def generate(self, chunk, seeds):
-    assert len(chunk) == len(seeds) <= self.config.engine.batch
-    return [self.complete(prompt) for prompt in chunk]
-
-  def complete(self, prompt):
-    passes = 5 if self.engine.gamma else 10
-    zero = {field.name: () if 'tuple' in str(field.type) else 0 for field in dataclasses.fields(Metrics)}
-    return session.Completion(
-        prompt_id=prompt.id, text=self.text(prompt), token_ids=[1] * 10, reason=REASON, seconds=passes / 100,
-        prefill_seconds=0.1, metrics=Metrics(**zero | dict(passes=passes, emitted=10)), logprobs=None)
-
-  def text(self, prompt):
-    if prompt.id in SOLUTIONS:
-      good = int(prompt.id.partition('/')[2]) % 2 == 0
-      return (SOLUTIONS[prompt.id] if good else BAD) + '\\ndef more(): pass\\n'
-    return prompt.reference + '</s>' if self.engine.gamma else ' the '
-
-session.Session = Fake
+timed.time_all = time_all
+timing.memory_bandwidth = lambda: 1e9
 '''
 
 
@@ -64,15 +53,16 @@ def start(*arguments: str) -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def command():
-  def run(module: str, *flags: str, reason: str = 'eos', bad: str = '    return None\n'):
+  def run(module: str, *flags: str, reason: str = 'EOS', bad: str = '    return None\n'):
     script = f'REASON, BAD = {reason!r}, {bad!r}\n{FAKE}\nsys.argv[0] = {module!r}\n' \
              f'runpy.run_module({module!r}, run_name="__main__", alter_sys=True)'
     return start('-c', script, *flags)
   return run
 
 
-HUMANEVAL = ('experiments.humaneval', '--config=configs/smollm2.py:lookup', '--config.data.form=raw')
-XSUM = ('experiments.xsum', '--config=configs/smollm2.py:lookup')
+HUMANEVAL = ('experiments.humaneval', '--config=configs/tiny.py:lookup')
+XSUM = ('experiments.xsum', '--config=configs/tiny.py:lookup')
+SPEED = {'draft_cost', 'verify_cost', 'predicted_speedup', 'bandwidth_utilisation', 'overlap', 'compile_seconds'}
 
 
 @pytest.fixture(scope='module')
@@ -101,6 +91,7 @@ def test_humaneval(command, tmp_path):
   assert plain['pass@1'] == speculative['pass@1'] == .5 and plain['counts'] == speculative['counts']
   assert speculative['counts']['passed'] == 2
   assert plain['ms_per_token'] == pytest.approx(10) and speculative['speedup'] == pytest.approx(2)
+  assert set(speculative) >= SPEED and speculative['predicted_speedup'] == pytest.approx(2)
   assert speculative['tokens_per_pass'] == 2 and speculative['same_as_plain'] == 1 and plain['drafter'] == 'none'
   assert 'pass@1' in done.stderr and 'speed-up' in done.stderr and '4 of 164 problems' in done.stderr
   rows = [json.loads(line) for line in results.read_text().splitlines()]
@@ -119,9 +110,9 @@ def test_humaneval_refuses_to_run_code(command, flags):
 
 
 def test_humaneval_without_scoring(command, tmp_path):
-  done = command(*HUMANEVAL, '--generate_only', '--limit=2', f'--samples_out={tmp_path / "s.jsonl"}', reason='error')
-  assert done.returncode == 1 and 'error: 2 of 2 texts (plain)' in done.stderr
-  assert 'not scored' in done.stdout and 'pass@1' not in done.stdout
+  done = command(*HUMANEVAL, '--generate_only', '--limit=2', f'--samples_out={tmp_path / "s.jsonl"}')
+  assert done.returncode == 0, done.stderr
+  assert 'not scored' in done.stdout and 'pass@1' not in done.stdout and 'speed-up' in done.stdout
   for decoder in ('plain', 'speculative'):
     rows = [json.loads(line) for line in (tmp_path / f's.{decoder}.jsonl').read_text().splitlines()]
     assert [row['task_id'] for row in rows] == ['HumanEval/0', 'HumanEval/1']
@@ -151,6 +142,7 @@ def test_xsum(command, tmp_path):
   assert done.returncode == 0, done.stderr
   payload = json.loads(done.stdout)
   plain, speculative = payload['rows']
+  assert set(speculative) >= SPEED
   assert set(speculative['rouge']) == {'rouge1', 'rouge2', 'rougeL', 'rougeLsum'}
   assert speculative['rouge']['rouge2'] == {'mean': 1, 'low': 1, 'high': 1} and plain['rouge']['rouge2']['mean'] == 0
   assert payload['difference']['rouge2']['mean'] == 1 and payload['stemmer'] is True and payload['benchmark'] == 'news'
@@ -162,7 +154,7 @@ def test_xsum(command, tmp_path):
 def test_xsum_from_a_file_where_nothing_drafts(command, tmp_path):
   path = tmp_path / 'xsum.jsonl'
   path.write_text('{"document": "A long text.", "summary": "Short.", "id": "1"}\n')
-  done = command('experiments.xsum', '--config=configs/smollm2.py:none', f'--config.data.path={path}', '--nostemmer',
+  done = command('experiments.xsum', '--config=configs/tiny.py:none', f'--config.data.path={path}', '--nostemmer',
                  '--json_out=-')
   assert done.returncode == 0 and 'xsum, 1 stories' in done.stderr and 'stemmer off' in done.stderr
   payload = json.loads(done.stdout)
@@ -174,16 +166,26 @@ def test_xsum_wrong_use(command):
   assert done.returncode == 2 and '/nowhere.jsonl' in one_line(done)
 
 
-def test_broken_numbers_fail_the_run(command):
-  done = command(*XSUM, '--limit=1', reason='error')
-  assert done.returncode == 1 and 'not finite' in done.stderr
+@pytest.mark.parametrize('flags', [(*HUMANEVAL, '--generate_only'), XSUM])
+def test_broken_numbers_fail_the_run(command, flags, tmp_path):
+  """Whatever was decoded is kept where it was asked for, but neither scored nor timed."""
+  path = tmp_path / 'out.jsonl'
+  out = f'--samples_out={path}' if flags[0] == 'experiments.humaneval' else f'--summaries_out={path}'
+  done = command(*flags, '--limit=2', out, reason='ERROR')
+  assert done.returncode == 1 and not done.stdout
+  assert one_line(done).startswith('error: 2 of 2 texts (plain) ended in numbers that are not finite')
+  assert list(tmp_path.iterdir())
 
 
-def test_command_on_a_model(tmp_path):
-  path = tmp_path / 'xsum.jsonl'
-  path.write_text('{"document": "A.", "summary": "B."}\n{"document": "C.", "summary": "D."}\n')
-  done = start('-m', 'experiments.xsum', '--config=configs/tiny.py:lookup', f'--config.data.path={path}',
-               '--json_out=-', '--config.sampling.max_new_tokens=8')
+@pytest.mark.parametrize('prompts, module, flags', [
+    (2, 'experiments.xsum', []),
+    (3, 'experiments.humaneval', ['--generate_only', '--config.engine.batch=2', '--limit=3'])])
+def test_commands_on_the_toy(prompts, module, flags):
+  """`configs/tiny.py`: every command runs on it."""
+  done = start('-m', module, '--config=configs/tiny.py:lookup', '--json_out=-', *flags)
   assert done.returncode == 0, done.stderr
   plain, speculative = json.loads(done.stdout)['rows']
-  assert plain['prompts'] == 2 and speculative['same_as_plain'] == 1
+  assert plain['drafter'] == 'none' and speculative['drafter'] == 'lookup'
+  assert plain['prompts'] == speculative['prompts'] == prompts
+  assert plain['new_tokens'] == speculative['new_tokens'] and speculative['same_as_plain'] == 1
+  assert speculative['speedup'] > 0 and 0 < speculative['draft_cost'] < 1

@@ -1,6 +1,8 @@
 """Figures from rows: what is drawn, and that nothing but rows is needed."""
 
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -117,3 +119,28 @@ def test_wrong_input(tmp_path):
   with pytest.raises(InputError, match='cannot write'):
     plot.draw(SWEEP, str(tmp_path / 'no' / 'a.png'))
   assert not list(pathlib.Path(tmp_path).iterdir())
+
+
+def test_check_before_the_work(tmp_path, monkeypatch):
+  (tmp_path / 'file').write_text('')
+  plot.check(str(tmp_path / 'plot.png'))
+  with pytest.raises(InputError, match='cannot write'):
+    plot.check(str(tmp_path / 'file' / 'plot.png'))
+  monkeypatch.setattr(plot, 'plt', None)
+  plot.check(None)
+  with pytest.raises(InputError, match='plots need matplotlib'):
+    plot.check(str(tmp_path / 'plot.png'))
+
+
+@pytest.mark.parametrize('module, flags', [
+    ('experiments.reproduce', ['--rows=DIR/rows.jsonl', '--plot=DIR/plot.png']),
+    ('experiments.sweep', ['--out=DIR/rows.jsonl', '--plot=DIR/plot.png']),
+    ('experiments.plot', ['--rows=/nowhere', '--out=DIR/plot.png'])])
+def test_commands_miss_matplotlib_before_the_work(module, flags, tmp_path):
+  script = f"import sys, runpy; sys.modules['matplotlib'] = None; runpy.run_module('{module}', run_name='__main__')"
+  flags = [flag.replace('DIR', str(tmp_path)) for flag in flags]
+  done = subprocess.run([sys.executable, '-c', script, *flags], capture_output=True, text=True, timeout=60,
+                        cwd=pathlib.Path(plot.__file__).parent.parent)
+  assert done.returncode == 2
+  assert done.stderr == 'error: plots need matplotlib: pip install matplotlib\n'
+  assert not list(tmp_path.iterdir())

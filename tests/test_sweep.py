@@ -1,6 +1,7 @@
 """Sweeps: the points of a grid, what is skipped, what is written, what is said about wrong input."""
 
 import json
+import pathlib
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -9,6 +10,7 @@ import pytest
 
 from experiments import sweep
 from launch import results
+from launch.errors import RunError
 from models.errors import InputError
 from specdec import theory
 
@@ -54,7 +56,8 @@ class _Benchmark:
     speedup = theory.speedup_leviathan(0.3, gamma, 0.2)
     return {'drafter': 'model', 'gamma': gamma, 'batch': config.engine.batch, 'speedup': speedup, 'drafted': gamma,
             'predicted_speedup': np.float32(speedup), 'ms_per_token': 10 / speedup, 'alpha': float('nan'),
-            'tokens_per_pass': theory.expected_tokens(0.3, gamma), 'draft_cost': 0.2, 'verify_cost': 1.0}
+            'tokens_per_pass': theory.expected_tokens(0.3, gamma), 'draft_cost': 0.2, 'verify_cost': 1.0,
+            'tokens_per_second': 100 * speedup * config.engine.batch, 'ms_per_round': 10.0}
 
 
 def test_grid_is_the_product_and_plain_is_in_it(base):
@@ -126,10 +129,11 @@ def test_rows_say_what_they_are(base, tmp_path, capsys):
   capsys.readouterr()
   sweep.show(rows)
   heading, _, plain, first, second = capsys.readouterr().out.splitlines()
-  assert heading.split() == ['drafter', 'γ', 'ms/token', 'tokens/pass', 'c', 'v', 'predicted', 'measured', 'note']
+  assert heading.split() == ['drafter', 'γ', 'ms/token', 'tokens/s', 'ms/round', 'tokens/pass', 'c', 'v', 'predicted',
+                             'speed-up', 'note']
   assert 'slower than plain' not in plain
   assert first.endswith('slower than plain')
-  assert second.split()[1:8] == ['8', '18.20', '1.43', '0.200', '1.00', '0.55', '0.55']
+  assert second.split()[1:10] == ['8', '18.20', '54.9', '10.00', '1.43', '0.200', '1.00', '0.55', '0.55']
 
 
 def test_restart_does_what_is_missing(base, tmp_path, capsys):
@@ -159,13 +163,38 @@ def test_a_changed_base_is_run_again(base, tmp_path):
   assert len(results.read_rows(out)) == 4
 
 
-def test_wrong_input_of_a_point_names_the_point(base):
+@pytest.mark.parametrize('error', [InputError, RunError])
+def test_what_is_wrong_with_a_point_names_the_point(error, base):
 
   def benchmark(config, repeats):
-    raise InputError('too long')
+    raise error('too long')
 
-  with pytest.raises(InputError, match=r'base.py, engine.gamma=0: too long'):
+  with pytest.raises(error, match=r'base.py, engine.gamma=0: too long'):
     sweep.run_sweep(_config(base, {'engine': {'gamma': (1,)}}), benchmark=benchmark)
+
+
+@pytest.mark.parametrize('name, field, answer', [('batch', 'batch', 'tokens/s'), ('capacity', 'capacity', 'ms/round')])
+def test_shipped_sweeps_show_what_they_sweep(name, field, answer, capsys):
+  config = sweep.load_config(f'configs/sweep_{name}.py')
+  with config.unlocked():
+    config.repeats = 2
+  rows = sweep.run_sweep(config, benchmark=_Benchmark())
+  capsys.readouterr()
+  sweep.show(rows)
+  heading, _, *lines = capsys.readouterr().out.splitlines()
+  assert heading.split()[0] == field and answer in heading.split() and 'speed-up' in heading.split()
+  assert [line.split()[0] for line in lines] == [str(value) for value in config.grid.engine[field]]
+  assert max(map(len, lines)) <= 140
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('path', sorted(pathlib.Path('configs').glob('sweep_*.py')), ids=lambda path: path.stem)
+def test_shipped_sweeps_run(path):
+  config = sweep.load_config(f'{path}:tiny')
+  rows = sweep.run_sweep(config)
+  assert len(rows) > 1
+  assert all(row['ms_per_round'] > 0 and row['tokens_per_second'] > 0 for row in rows)
+  assert all(row['drafted'] > 0 for row in rows if row['gamma'])
 
 
 def test_shipped_config_resolves():
