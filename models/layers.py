@@ -84,8 +84,9 @@ def sinusoids(num_distances: int, width: int):
 
 
 def init_weight(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int, dtype: str):
-  """Gaussian with variance 1 / fan_in."""
-  return nnx.Param(jax.random.normal(rngs.params(), shape, jnp.float32).astype(dtype) * (fan_in ** -0.5))
+  """Gaussian with variance 1 / fan_in; the barrier keeps XLA from rounding another way when it compiles this."""
+  normal = jax.lax.optimization_barrier(jax.random.normal(rngs.params(), shape, jnp.float32).astype(dtype))
+  return nnx.Param(normal * (fan_in ** -0.5))
 
 
 def output_major(equation: str, weight, x, **options):

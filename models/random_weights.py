@@ -13,6 +13,8 @@ from models.sharding import shardings
 
 def random_decoder(config: DecoderConfig, seed: int, mesh: Mesh | None = None) -> Decoder:
   """The same model on every mesh, except that kv heads are repeated where that spreads them evenly."""
+  if mesh is None:
+    return Decoder(config, nnx.Rngs(seed))
   placed, times = with_repeats(config, mesh)
   graph, leaves = abstract_decoder(placed)
 
@@ -21,5 +23,5 @@ def random_decoder(config: DecoderConfig, seed: int, mesh: Mesh | None = None) -
     return nnx.from_flat_state([(path, leaf.replace(repeat_kv_heads(path, leaf.get_value(), times)))
                                 for path, leaf in nnx.to_flat_state(state)])
 
-  places = None if mesh is None else shardings(nnx.from_flat_state(leaves.items()), mesh)
+  places = shardings(nnx.from_flat_state(leaves.items()), mesh)
   return nnx.merge(graph, jax.jit(make, out_shardings=places)())

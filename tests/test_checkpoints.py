@@ -19,6 +19,7 @@ from models.config import DecoderConfig, RopeScaling
 from models.decoder import Decoder
 from models.errors import InputError
 from models.loading import load_decoder, orbax
+from models.random_weights import random_decoder as random_decoder_of
 from models.sharding import shardings
 from specdec.training.checkpoints import Checkpoints
 from tests.models.random_decoder import random_decoder
@@ -268,3 +269,38 @@ def test_repeated_heads(tmp_path, model, kv_heads):
   with jax.set_mesh(mesh):
     logits = forward(again, TOKENS)
   np.testing.assert_allclose(logits, forward(decoder, TOKENS), atol=1e-5, rtol=1e-5)
+
+
+def test_heads_that_no_repeating_spreads(tmp_path):
+  """fault 49: 3 heads on 8 devices, as SmolLM2 has 9: attention is whole on each, MLP and vocabulary are split."""
+  config = DecoderConfig.tiny(vocab_size=16, num_heads=3, num_kv_heads=1, tied_embedding=True)
+  decoder = random_decoder(config)
+  orbax.save_decoder(tmp_path / 'it', decoder)
+  mesh = mesh_of(1, 8)
+  again, placed = load_decoder(tmp_path / 'it', mesh=mesh)
+  assert placed == config
+  layer = again.layers[0]
+  for weight, theirs in ((layer.attn.qkv, (1, 5, 8, 32)), (layer.attn.out, (32, 3)), (layer.mlp.up, (2, 8, 32)),
+                         (layer.mlp.down, (32, 8)), (again.embed, (2, 32))):
+    assert [shard.data.shape for shard in weight[...].addressable_shards] == [theirs] * 8
+  with jax.set_mesh(mesh):
+    logits = forward(again, TOKENS)
+  np.testing.assert_allclose(logits, forward(decoder, TOKENS), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize('changes', [
+    dict(num_heads=8, num_kv_heads=2), dict(num_heads=8, num_kv_heads=8, positions='relative', mlp='gelu')],
+                         ids=['repeated', 'relative'])
+def test_random_weights_are_made_where_they_lie(changes):
+  """The same model as on one device; no device gets more than its part."""
+  config = DecoderConfig.tiny(vocab_size=16, **changes)
+  mesh = mesh_of(2, 4)
+  alone, spread = random_decoder_of(config, 5), random_decoder_of(config, 5, mesh)
+  for leaf, place in zip(jax.tree.leaves(nnx.state(spread)), jax.tree.leaves(shardings(nnx.state(spread), mesh)),
+                         strict=True):
+    assert leaf.sharding.is_equivalent_to(place, leaf.ndim)
+  if spread.config == alone.config:
+    assert_same(spread, alone)
+  with jax.set_mesh(mesh):
+    logits = forward(spread, TOKENS)
+  np.testing.assert_allclose(logits, forward(alone, TOKENS), atol=1e-5, rtol=1e-5)

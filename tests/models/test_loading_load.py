@@ -161,7 +161,7 @@ def test_each_device_gets_its_slice(tmp_path):
   same(sharded, decoder)
   assert config == decoder.config
   for ours, theirs in ((sharded.layers[0].mlp.down, (32, 32)), (sharded.embed, (8, 32)), (sharded.final_norm, (32,)),
-                       (sharded.layers[1].attn.qkv, (1, 4, 8, 32)), (sharded.layers[1].attn.out, (32, 2, 8))):
+                       (sharded.layers[1].attn.qkv, (1, 4, 8, 32)), (sharded.layers[1].attn.out, (32, 16))):
     assert [shard.data.shape for shard in ours[...].addressable_shards] == [theirs] * 2
 
 
