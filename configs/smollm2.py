@@ -32,8 +32,11 @@ def get_config(variant: str = 'lookup') -> ConfigDict:
           'batch': 1,
           'rows': 1,
           'widths': (1,),
+          'precision': 'highest',  # of float32 products: default, high or highest; a CPU knows one only
+          'attention_block': 256,  # cache slots read at a time; 0 reads all at once, which suits a TPU
           'logprobs': False,
-          'adaptive': {'enabled': False, 'draft_cost': 0.0, 'verify_cost': (1.0,), 'prior': 0.7},
+          # costs in plain passes; without verify_cost both are measured when the model is loaded
+          'adaptive': {'enabled': False, 'draft_cost': 0.0, 'verify_cost': (), 'prior': 0.7},
       },
       'sampling': {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0, 'max_new_tokens': 128, 'seed': 0, 'stop': ()},
       'data': {'kind': 'humaneval', 'form': 'chat', 'limit': 12, 'offset': 0, 'path': '', 'text': '', 'shots': 0},

@@ -26,12 +26,14 @@ def get_config(variant: str = 'model') -> ConfigDict:
       'accept': {'rule': 'rejection'},
       'engine': {
           'gamma': 0 if variant == 'none' else 4,
-          'capacity': 256,
+          'capacity': 2048,  # holds every problem of HumanEval, byte by byte
           'batch': 1,
           'rows': 1,
           'widths': (1,),
+          'precision': 'highest',
+          'attention_block': 256,
           'logprobs': True,
-          'adaptive': {'enabled': False, 'draft_cost': 0.0, 'verify_cost': (1.0,), 'prior': 0.7},
+          'adaptive': {'enabled': False, 'draft_cost': 0.0, 'verify_cost': (), 'prior': 0.7},
       },
       'sampling': {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0, 'max_new_tokens': 32, 'seed': 0, 'stop': ()},
       'data': {'kind': 'text', 'form': 'raw', 'limit': 2, 'offset': 0, 'path': '', 'text': 'a b a b a', 'shots': 0},

@@ -1,6 +1,7 @@
 """From config sections to models, drafter, rule and engine. ConfigDicts stop here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import dataclasses
 import pathlib
 from typing import Any
@@ -13,6 +14,7 @@ from models.config import DecoderConfig
 from models.decoder import Decoder
 from models.errors import InputError
 from models.loading import embedded_model, load_decoder
+from models.loading.load import float_dtype
 from models.tokenizer import Tokenizer, check_same_vocabulary
 from specdec import drafters
 from specdec.accept import RULES
@@ -20,27 +22,64 @@ from specdec.adaptive import AdaptiveGamma
 from specdec.engine import Engine, slots_for
 from specdec.warp import Sampling
 
-TINY = {'vocab_size': 264, 'width': 64, 'head_dim': 16, 'ff_width': 128}
+TINY = {'vocab_size': 264, 'width': 64, 'head_dim': 16, 'ff_width': 128, 'max_positions': 4096}
 RANDOM_MODELS: dict[str, tuple[Callable[[], DecoderConfig], int]] = {  # name: config, seed of the weights
     'tiny_target': (lambda: DecoderConfig.tiny(**TINY), 0),
     'tiny_draft': (lambda: DecoderConfig.tiny(**TINY, num_layers=1), 1),
 }
 
+PRECISIONS = ('default', 'high', 'highest')
+LEAST = {'engine.gamma': 0, 'engine.capacity': 2, 'engine.batch': 1, 'engine.attention_block': 0,
+         'sampling.max_new_tokens': 1}
+MOST = 1 << 30  # sums of two such numbers fit into 32 bits
+
 AnyTokenizer = Tokenizer | ByteTokenizer
 
 
-def build_model(section: ConfigDict) -> tuple[Decoder, AnyTokenizer]:
+def check_fields(config: ConfigDict) -> None:
+  """Refuses what is wrong whatever the model, so that it is said before one is loaded."""
+  for field, least in LEAST.items():
+    if not least <= config[field] <= MOST:
+      raise InputError(f'{field}={config[field]} must lie in {least}..{MOST}')
+  for width in config.engine.widths:
+    if not isinstance(width, int) or not 1 <= width <= config.engine.gamma + 1:
+      raise InputError(f'engine.widths holds {width!r}: widths lie in 1..{config.engine.gamma + 1}, engine.gamma + 1')
+  if config.engine.precision not in PRECISIONS:
+    raise InputError(f'engine.precision={config.engine.precision!r} is unknown: use one of {", ".join(PRECISIONS)}')
+  if config.accept.rule not in RULES:
+    raise InputError(f'accept.rule={config.accept.rule!r} is unknown: use one of {", ".join(RULES)}')
+  for stop in config.sampling.stop:
+    if not isinstance(stop, str) or not stop:
+      raise InputError(f'sampling.stop holds {stop!r}: stop strings are texts, and not empty')
+  build_sampling(config)
+
+
+@contextlib.contextmanager
+def _given_by(section: str) -> Iterator[None]:
+  """What a constructor refuses, the user has written into this section."""
+  try:
+    yield
+  except ValueError as error:
+    raise InputError(f'{section}: {error}') from error
+
+
+def build_model(section: ConfigDict, attention_block: int) -> tuple[Decoder, AnyTokenizer]:
   """The model of a `target` or `drafter` section: `source` is 'embedded', 'random:NAME' or a path."""
-  source = section.source
+  source, block = section.source, attention_block or None
   if source.startswith('random:'):
     name = source.removeprefix('random:')
     if name not in RANDOM_MODELS:
       raise InputError(f'source={source!r} is unknown: after random: use one of {", ".join(RANDOM_MODELS)}')
     make, seed = RANDOM_MODELS[name]
-    return Decoder(dataclasses.replace(make(), dtype=section.dtype), nnx.Rngs(seed)), ByteTokenizer()
+    config = dataclasses.replace(make(), dtype=float_dtype(section.dtype), attention_block=block)
+    return Decoder(config, nnx.Rngs(seed)), ByteTokenizer()
   path = embedded_model() if source == 'embedded' else pathlib.Path(source)
-  model, _ = load_decoder(path, dtype=section.dtype)
-  return model, Tokenizer.from_gguf(path) if path.is_file() else Tokenizer.from_hf(path)
+  model, _ = load_decoder(path, dtype=section.dtype, attention_block=block)
+  tokenizer = Tokenizer.of_model(path)
+  if tokenizer.num_tokens > model.vocab_size:
+    raise InputError(f'{path}: the tokenizer has {tokenizer.num_tokens} tokens, the model {model.vocab_size}: '
+                     'use the tokenizer that the model was trained with')
+  return model, tokenizer
 
 
 def build_drafter(config: ConfigDict, target: Decoder, tokenizer: AnyTokenizer) -> tuple[drafters.Drafter, Any]:
@@ -52,33 +91,37 @@ def build_drafter(config: ConfigDict, target: Decoder, tokenizer: AnyTokenizer) 
   if section.name == 'lookup':
     if section.match not in ('earliest', 'latest'):
       raise InputError(f"drafter.match={section.match!r} is unknown: use 'earliest' or 'latest'")
-    return drafters.Lookup(
-        section.min_ngram, section.max_ngram, latest=section.match == 'latest', partial=section.partial), None
+    with _given_by('drafter'):
+      return drafters.Lookup(
+          section.min_ngram, section.max_ngram, latest=section.match == 'latest', partial=section.partial), None
   if section.name == 'self':
     layers = target.config.num_layers
     if not 1 <= section.num_layers <= layers:
       raise InputError(f'drafter.num_layers={section.num_layers} must lie in 1..{layers}, the layers of the target')
     return drafters.Model(tokenizer.num_tokens, slots), target.first_layers(section.num_layers)
   if section.name == 'model':
-    draft, draft_tokenizer = build_model(section)
+    draft, draft_tokenizer = build_model(section, config.engine.attention_block)
     check_same_vocabulary(tokenizer, draft_tokenizer)
     return drafters.Model(tokenizer.num_tokens, slots), draft
   if section.name == 'simulated':
-    return drafters.Simulated(section.alpha), None
+    with _given_by('drafter'):
+      return drafters.Simulated(section.alpha), None
   raise InputError(f"drafter.name={section.name!r} is unknown: use 'none', 'lookup', 'self', 'model' or 'simulated'")
 
 
 def build_engine(config: ConfigDict, drafter: drafters.Drafter, num_tokens: int) -> Engine:
-  if config.accept.rule not in RULES:
-    raise InputError(f'accept.rule={config.accept.rule!r} is unknown: use one of {", ".join(RULES)}')
-  engine = config.engine
-  adaptive = engine.adaptive
-  return Engine(
-      drafter=drafter, rule=RULES[config.accept.rule], gamma=engine.gamma, capacity=engine.capacity,
-      num_tokens=num_tokens, widths=tuple(engine.widths), rows=engine.rows, logprobs=engine.logprobs,
-      adaptive=AdaptiveGamma(adaptive.draft_cost, tuple(adaptive.verify_cost), adaptive.prior)
-      if adaptive.enabled else None)
+  """Costs of an adaptive γ that the config leaves open are not in it: `Session.from_config` measures them."""
+  engine, adaptive = config.engine, None
+  with _given_by('engine'):
+    if engine.adaptive.enabled and engine.adaptive.verify_cost:
+      adaptive = AdaptiveGamma(
+          engine.adaptive.draft_cost, tuple(engine.adaptive.verify_cost), engine.adaptive.prior)
+    return Engine(
+        drafter=drafter, rule=RULES[config.accept.rule], gamma=engine.gamma, capacity=engine.capacity,
+        num_tokens=num_tokens, widths=tuple(engine.widths), rows=engine.rows, logprobs=engine.logprobs,
+        adaptive=adaptive)
 
 
 def build_sampling(config: ConfigDict) -> Sampling:
-  return Sampling.create(config.sampling.temperature, config.sampling.top_k, config.sampling.top_p)
+  with _given_by('sampling'):
+    return Sampling.create(config.sampling.temperature, config.sampling.top_k, config.sampling.top_p)

@@ -1,32 +1,30 @@
-"""Decodes prompts and shows the text as it grows, with what speculation did to it.
+"""Decodes prompts and shows the texts, with what speculation did to them.
 
     python -m launch.generate --config=configs/smollm2.py:lookup --prompt="Write a haiku about the sea."
     python -m launch.generate --config=configs/smollm2.py --prompts=FILE.txt --raw --json_out=-
 
-On a terminal, accepted drafted tokens are green, corrections after a rejection red, bonus tokens blue; tokens of steps
-without a draft are plain.
+A text is shown as it grows; with engine.batch above 1 so many prompts are decoded together, and their texts are shown
+when all have ended. On a terminal, accepted drafted tokens are green, corrections after a rejection red, bonus tokens
+blue; tokens of steps without a draft are plain.
 """
 
-from collections.abc import Iterator
-import dataclasses
+from collections.abc import Sequence
+import itertools
 import sys
+from typing import Any
 
 from absl import flags
-import jax
 
 from launch import cli
 from launch.prompts import Prompt, load_prompts
 from launch.session import Session, reason_name
+from launch.table import is_terminal
+from launch.up_to_stop import UpToStop
+from models.errors import InputError
 from models.tokenizer import StreamDecoder
-from specdec.commit import Origin, Reason
-from specdec.engine import Request
+from specdec.commit import Origin
+from specdec.engine import Request, Result, to_result
 from specdec.metrics import Metrics
-
-CONFIG = cli.define_config()
-PROMPT = flags.DEFINE_string('prompt', None, 'Text to continue or, in chat form, to answer.')
-PROMPTS = flags.DEFINE_string('prompts', None, 'File of prompts: .txt with one a line, or .jsonl.')
-RAW = flags.DEFINE_bool('raw', None, 'Continue the text as it is; --noraw wraps it in the chat template.')
-COLOUR = flags.DEFINE_bool('colour', None, 'Colours; on a terminal by default.')
 
 COLOURS = {Origin.ACCEPTED: '\033[32m', Origin.CORRECTED: '\033[31m', Origin.BONUS: '\033[34m'}
 RESET = '\033[0m'
@@ -34,14 +32,34 @@ LEGEND = f'{COLOURS[Origin.ACCEPTED]}accepted{RESET} {COLOURS[Origin.CORRECTED]}
          f'{COLOURS[Origin.BONUS]}bonus{RESET} plain'
 
 
-@dataclasses.dataclass
-class Live:
-  """The state of one streamed row, read back after each step."""
+class Display:
+  """Shows the text of one row as its tokens come: what `Session.text` makes of them, in colours of their origins."""
 
-  tokens: list[int]
-  origins: list[Origin]
-  reason: Reason
-  metrics: Metrics | None
+  def __init__(self, session: Session, colour: bool):
+    self._decoder, self._cut = StreamDecoder(session.tokenizer, continues=True), UpToStop(session.stops)
+    self._colour = colour
+    self._origins: list[Origin] = []  # of the characters that are decoded and not shown yet
+
+  def add(self, tokens: Sequence[int], origins: Sequence[Origin]) -> None:
+    for token, origin in zip(tokens, origins, strict=True):
+      self._feed(self._decoder.feed([token]), origin)
+
+  def finish(self) -> None:
+    self._feed(self._decoder.finish(), Origin.PLAIN)
+    self._show(self._cut.finish())
+    cli.say()
+
+  def _feed(self, text: str, origin: Origin) -> None:
+    self._origins += [origin] * len(text)
+    self._show(self._cut.feed(text))
+
+  def _show(self, text: str) -> None:
+    origins, self._origins = self._origins[:len(text)], self._origins[len(text):]
+    out = cli.output()
+    for origin, run in itertools.groupby(zip(text, origins, strict=True), key=lambda pair: pair[1]):
+      part = ''.join(character for character, _ in run)
+      out.write(f'{COLOURS[origin]}{part}{RESET}' if self._colour and origin in COLOURS else part)
+    out.flush()
 
 
 def main() -> int:
@@ -50,16 +68,19 @@ def main() -> int:
     _apply_flags(config)
   prompts = load_prompts(config.data)
   session = Session.from_config(config)
-  colour = COLOUR.value if COLOUR.value is not None else cli.output().isatty()
+  batches = session.requests(prompts)
+  colour = is_terminal(cli.output()) if COLOUR.value is None else COLOUR.value
   if colour:
     cli.say(LEGEND)
-  rows = [_decode(session, prompt, index, colour) for index, prompt in enumerate(prompts)]
+  rows = [row for chunk, request in batches for row in _decode(session, chunk, request, colour)]
   cli.write_json(rows)
   return 1 if any(row['reason'] == 'error' for row in rows) else 0
 
 
 def _apply_flags(config) -> None:
   """Flags are shorthands for fields of `data`."""
+  if PROMPT.value is not None and PROMPTS.value is not None:
+    raise InputError('--prompt and --prompts exclude each other: leave one out')
   if PROMPT.value is not None:
     config.data.kind, config.data.text = 'text', PROMPT.value
   if PROMPTS.value is not None:
@@ -68,44 +89,38 @@ def _apply_flags(config) -> None:
     config.data.form = 'raw' if RAW.value else 'chat'
 
 
-def _decode(session: Session, prompt: Prompt, index: int, colour: bool) -> dict:
-  """Streams one prompt to the terminal; its facts as a JSON row."""
-  request = session.request([prompt], [session.config.sampling.seed + index])
-  decoder = StreamDecoder(session.tokenizer)
-  for row, fresh in _watch(session, request):
-    live = row
-    for token, origin in fresh:
-      _show(decoder.feed([token]), origin, colour)
-  _show(decoder.finish() + '\n', Origin.PLAIN, colour)
-  metrics = live.metrics
-  cli.say(f'[{metrics.emitted} tokens in {metrics.passes} target passes: {metrics.tokens_per_pass:.2f} tokens per '
-          f'pass; drafted {metrics.drafted}, accepted {metrics.accepted}; ended by {reason_name(live.reason)}]')
-  _warn_if_idle(session, metrics)
-  return {
-      'id': prompt.id, 'prompt': prompt.text, 'text': session.text(live.tokens), 'token_ids': live.tokens,
-      'origins': [origin.name.lower() for origin in live.origins], 'reason': reason_name(live.reason),
-      'drafter': session.engine.drafter.name, 'rule': session.engine.rule.name, 'gamma': session.engine.gamma,
-      'tokens_per_pass': metrics.tokens_per_pass, 'passes': metrics.passes, 'drafted': metrics.drafted,
-      'accepted': metrics.accepted, 'accepted_per_position': metrics.accepted_per_position}
+def _decode(session: Session, prompts: Sequence[Prompt], request: Request, colour: bool) -> list[dict[str, Any]]:
+  """Decodes and shows one batch; its facts as JSON rows."""
+  if len(request.prompts) == 1:
+    result = _stream(session, request, Display(session, colour))
+    _say_counts(session, result, 0)
+  else:
+    result = session.engine.generate(session.params_for(request), request)
+    for row in range(len(prompts)):
+      display = Display(session, colour)
+      display.add(result.tokens[row], result.origins[row])
+      display.finish()
+      _say_counts(session, result, row)
+  return [_facts(session, prompt, result, row) for row, prompt in enumerate(prompts)]
 
 
-def _watch(session: Session, request: Request) -> Iterator[tuple[Live, list[tuple[int, Origin]]]]:
-  """After each step: the row so far, and the tokens that the step added."""
+def _stream(session: Session, request: Request, display: Display) -> Result:
+  """Decodes a single row, which is shown step by step."""
   seen = 0
   for state in session.stream(request):
-    tokens, origins, start, end, reason, counters = jax.device_get(
-        (state.tokens_BL[0], state.origin_BL[0], state.prompt_length_B[0], state.length_B[0], state.reason_B[0],
-         state.counters))
-    live = Live(tokens[start:end].tolist(), [Origin(o) for o in origins[start:end]], Reason(int(reason)),
-                Metrics.from_counters(counters))
-    yield live, list(zip(live.tokens, live.origins, strict=True))[seen:]
-    seen = len(live.tokens)
+    result = to_result(state)
+    display.add(result.tokens[0][seen:], result.origins[0][seen:])
+    seen = len(result.tokens[0])
+  display.finish()
+  return result
 
 
-def _show(text: str, origin: Origin, colour: bool) -> None:
-  out = cli.output()
-  out.write(f'{COLOURS[origin]}{text}{RESET}' if colour and origin in COLOURS else text)
-  out.flush()
+def _say_counts(session: Session, result: Result, row: int) -> None:
+  metrics = result.metrics[row]
+  cli.say(f'[{metrics.emitted} tokens in {metrics.passes} target passes: {metrics.tokens_per_pass:.2f} tokens per '
+          f'pass; drafted {metrics.drafted}, accepted {metrics.accepted}; '
+          f'ended by {reason_name(result.reasons[row])}]')
+  _warn_if_idle(session, metrics)
 
 
 def _warn_if_idle(session: Session, metrics: Metrics) -> None:
@@ -113,5 +128,21 @@ def _warn_if_idle(session: Session, metrics: Metrics) -> None:
     print('warning: speculation was asked for, but nothing was drafted: this was plain decoding', file=sys.stderr)
 
 
+def _facts(session: Session, prompt: Prompt, result: Result, row: int) -> dict[str, Any]:
+  metrics, tokens = result.metrics[row], result.tokens[row]
+  return {
+      'id': prompt.id, 'prompt': prompt.text, 'text': session.text(tokens), 'token_ids': tokens,
+      'origins': [origin.name.lower() for origin in result.origins[row]],
+      'logprobs': result.logprobs[row] if result.logprobs else None, 'reason': reason_name(result.reasons[row]),
+      'drafter': session.config.drafter.name, 'rule': session.engine.rule.name, 'gamma': session.engine.gamma,
+      'tokens_per_pass': metrics.tokens_per_pass, 'passes': metrics.passes, 'drafted': metrics.drafted,
+      'accepted': metrics.accepted, 'accepted_per_position': metrics.accepted_per_position}
+
+
 if __name__ == '__main__':
+  CONFIG = cli.define_config()
+  PROMPT = flags.DEFINE_string('prompt', None, 'Text to continue or, in chat form, to answer.')
+  PROMPTS = flags.DEFINE_string('prompts', None, 'File of prompts: .txt with one a line, or .jsonl.')
+  RAW = flags.DEFINE_bool('raw', None, 'Continue the text as it is; --noraw wraps it in the chat template.')
+  COLOUR = flags.DEFINE_bool('colour', None, 'Colours; on a terminal by default.')
   cli.run(main)

@@ -7,13 +7,15 @@ from typing import TypeVar
 
 import tqdm
 
+from launch.table import is_terminal
+
 T = TypeVar('T')
 LINE_SECONDS = 15.0
 
 
 def track(items: Iterable[T], total: int, label: str) -> Iterator[T]:
   """Passes the items on as they come and shows how many of `total` have been dealt with."""
-  if sys.stderr.isatty():
+  if is_terminal(sys.stderr):
     yield from tqdm.tqdm(items, total=total, desc=label, dynamic_ncols=True)
     return
   shown = time.monotonic()

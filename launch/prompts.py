@@ -88,6 +88,8 @@ def load_prompts(data: Any) -> list[Prompt]:
   prompts = list(itertools.islice(LOADERS[kind](data), first, None if limit is None else first + limit))
   if not prompts:
     raise InputError(f'data.offset={first} leaves no prompt: make it smaller' if first else 'data.path holds no prompt')
+  for prompt in prompts:
+    _check_characters(prompt)
   return prompts
 
 
@@ -293,6 +295,14 @@ def _packaged(package: str, name: str, command: str) -> pathlib.Path:
 
 
 # Fields
+
+
+def _check_characters(prompt: Prompt) -> None:
+  try:
+    prompt.text.encode()
+  except UnicodeEncodeError as error:
+    raise InputError(f'prompt {prompt.id!r} has half of a surrogate pair at character {error.start}: '
+                     'no tokenizer knows it') from error
 
 
 def _is_chat(data: Any) -> bool:

@@ -3,22 +3,29 @@
 from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
+import sys
 import time
 
 import jax
 from ml_collections import ConfigDict
 import numpy as np
 
-from launch.build import AnyTokenizer, build_drafter, build_engine, build_model, build_sampling
+from launch.build import AnyTokenizer, build_drafter, build_engine, build_model, build_sampling, check_fields
+from launch.costs import measured_costs
 from launch.prompts import Prompt
+from launch.up_to_stop import UpToStop
 from models.decoder import Decoder
 from models.errors import InputError
+from models.tokenizer import StreamDecoder
+from specdec.adaptive import AdaptiveGamma
 from specdec.commit import Reason
 from specdec.drafters import Empty, Simulated
 from specdec.engine import Engine, Params, Request, Result, bucket_for, run, to_result
 from specdec.metrics import Metrics
 from specdec.state import DecodeState
 from specdec.stops import stop_table
+
+COSTS_LENGTH = 256  # tokens per row at which the costs of an adaptive γ are measured, where the capacity allows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,33 +59,49 @@ class Session:
   Attributes:
     config: where it came from.
     tokenizer, engine, params: the parts.
+    stops: strings that end a text.
     compile_seconds: spent on compilation so far.
   """
 
   def __init__(self, config: ConfigDict, tokenizer: AnyTokenizer, engine: Engine, params: Params):
     self.config, self.tokenizer, self.engine, self.params = config, tokenizer, engine, params
+    self.stops = tuple(config.sampling.stop)
     self.compile_seconds = 0.0
     self._sampling = build_sampling(config)
-    self._stops = tuple(config.sampling.stop)
     self._warm: set[tuple[int, int]] = set()
 
   @classmethod
   def from_config(cls, config: ConfigDict, target: tuple[Decoder, AnyTokenizer] | None = None) -> 'Session':
     """Loads and checks everything that `config` names; `target` spares loading a model that is there already.
 
+    `engine.precision` becomes JAX's own setting, for the whole process: the loop, its parts timed alone and texts
+    scored again must all multiply alike.
+
     Raises:
       InputError: whatever is wrong, in one line.
     """
-    try:
-      build_sampling(config)
-      model, tokenizer = target or build_model(config.target)
-      drafter, draft = build_drafter(config, model, tokenizer)
-      engine = build_engine(config, drafter, tokenizer.num_tokens)
-      if config.engine.batch < 1:
-        raise InputError(f'engine.batch must be 1 or more, got {config.engine.batch}')
-      return cls(config, tokenizer, engine, Params(model, draft))
-    except ValueError as error:
-      raise InputError(str(error)) from error
+    check_fields(config)
+    jax.config.update('jax_default_matmul_precision', config.engine.precision)
+    model, tokenizer = target or build_model(config.target, config.engine.attention_block)
+    if config.engine.capacity > model.max_positions:
+      raise InputError(f'engine.capacity={config.engine.capacity} is past the context of the target: '
+                       f'lower it to {model.max_positions} or less')
+    drafter, draft = build_drafter(config, model, tokenizer)
+    session = cls(config, tokenizer, build_engine(config, drafter, tokenizer.num_tokens), Params(model, draft))
+    adaptive = config.engine.adaptive
+    if adaptive.enabled and not adaptive.verify_cost:
+      session.engine = dataclasses.replace(session.engine, adaptive=session._measured_adaptive())
+    return session
+
+  def _measured_adaptive(self) -> AdaptiveGamma:
+    """γ by costs that are measured here, and said, so that they can be written into a config."""
+    batch, length = self.config.engine.batch, min(COSTS_LENGTH, self.engine.capacity - 1)
+    request = Request([[0] * length] * batch, range(batch), self._sampling, max_new_tokens=1)
+    params = self.params_for(request)
+    draft_cost, verify_cost = measured_costs(self.engine, params, self.engine.start(params, request))
+    print(f'measured: engine.adaptive.draft_cost={draft_cost} engine.adaptive.verify_cost={verify_cost}',
+          file=sys.stderr, flush=True)
+    return AdaptiveGamma(draft_cost, verify_cost, self.config.engine.adaptive.prior)
 
   def plain(self) -> 'Session':
     """The same target, rule and sampling with an empty draft: the baseline."""
@@ -87,14 +110,25 @@ class Session:
 
   @functools.cached_property
   def stop_table(self) -> np.ndarray:
-    return stop_table(self._stops, self.tokenizer.token_bytes())
+    return stop_table(self.stops, self.tokenizer.token_bytes())
 
   def encode(self, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt, chat template applied where it asks for one."""
+    """Token ids of a prompt, chat template applied where it asks for one.
+
+    Raises:
+      InputError: if there are none, or so many that no room is left for an answer.
+    """
     if prompt.chat:
       text = self.tokenizer.apply_chat([{'role': 'user', 'content': prompt.text}])
-      return self.tokenizer.encode(text, parse_special=True)
-    return self.tokenizer.encode(prompt.text, add_special=True)
+      ids = self.tokenizer.encode(text, parse_special=True)
+    else:
+      ids = self.tokenizer.encode(prompt.text, add_special=True)
+    if not ids:
+      raise InputError(f'prompt {prompt.id!r} has no tokens: give it a text')
+    if len(ids) >= self.engine.capacity:
+      raise InputError(f'prompt {prompt.id!r} has {len(ids)} tokens, which leaves no room in '
+                       f'engine.capacity={self.engine.capacity}: raise engine.capacity or shorten the prompt')
+    return ids
 
   def request(self, prompts: Sequence[Prompt], seeds: Sequence[int] | None = None) -> Request:
     """One batch; without `seeds` row i gets `sampling.seed` + i."""
@@ -105,18 +139,26 @@ class Session:
         prompts=[self.encode(prompt) for prompt in prompts], seeds=list(seeds), sampling=self._sampling,
         max_new_tokens=sampling.max_new_tokens, eos_ids=sorted(self.tokenizer.eos_ids), stop_table=self.stop_table)
 
-  def generate(self, prompts: Sequence[Prompt], seeds: Sequence[int] | None = None) -> list[Completion]:
-    """Decodes the prompts in batches of `engine.batch`, in order; a row's text does not depend on its batch."""
+  def requests(self, prompts: Sequence[Prompt],
+               seeds: Sequence[int] | None = None) -> list[tuple[list[Prompt], Request]]:
+    """The prompts in batches of `engine.batch`, all encoded and checked before any is decoded.
+
+    A last batch that is short is filled up with its last prompt, so that one program serves all.
+    """
     size = self.config.engine.batch
     if seeds is None:
       seeds = range(self.config.sampling.seed, self.config.sampling.seed + len(prompts))
-    completions = []
+    batches = []
     for start in range(0, len(prompts), size):
       chunk, chunk_seeds = list(prompts[start:start + size]), list(seeds[start:start + size])
-      missing = size - len(chunk)  # rows to fill up the batch, so that one program serves all
-      request = self.request(chunk + chunk[-1:] * missing, chunk_seeds + chunk_seeds[-1:] * missing)
-      completions += self._complete(chunk, request)
-    return completions
+      missing = size - len(chunk)
+      batches.append((chunk, self.request(chunk + chunk[-1:] * missing, chunk_seeds + chunk_seeds[-1:] * missing)))
+    return batches
+
+  def generate(self, prompts: Sequence[Prompt], seeds: Sequence[int] | None = None) -> list[Completion]:
+    """Decodes the prompts in batches of `engine.batch`, in order; a row's text does not depend on its batch."""
+    return [completion for chunk, request in self.requests(prompts, seeds)
+            for completion in self._complete(chunk, request)]
 
   def warm_up(self, request: Request) -> None:
     """Compiles what the request needs, by decoding one token of it."""
@@ -160,10 +202,9 @@ class Session:
         metrics=result.metrics[row], logprobs=result.logprobs[row] if result.logprobs else None)
 
   def text(self, token_ids: Sequence[int]) -> str:
-    """Decoded, and cut where the first stop string begins."""
-    text = self.tokenizer.decode(token_ids)
-    ends = [text.find(stop) for stop in self._stops if stop in text]
-    return text[:min(ends)] if ends else text
+    """Decoded as what goes on with a prompt, and cut where the first stop string begins."""
+    decoder, cut = StreamDecoder(self.tokenizer, continues=True), UpToStop(self.stops)
+    return cut.feed(decoder.feed(token_ids) + decoder.finish()) + cut.finish()
 
 
 def reason_name(reason: Reason) -> str:

@@ -20,6 +20,7 @@ OTHER_VALUES = {
     'drafter.partial': False,
     'accept.rule': 'coupled',
     'engine.gamma': 3, 'engine.capacity': 400, 'engine.batch': 2, 'engine.rows': 8, 'engine.widths': (2,),
+    'engine.precision': 'default', 'engine.attention_block': 0,
     'engine.logprobs': False, 'engine.adaptive.enabled': True, 'engine.adaptive.draft_cost': 0.5,
     'engine.adaptive.verify_cost': (1.0, 1.1, 1.2, 1.3, 1.4), 'engine.adaptive.prior': 0.2,
     'sampling.temperature': 0.5, 'sampling.top_k': 3, 'sampling.top_p': 0.5, 'sampling.max_new_tokens': 7,
@@ -49,14 +50,18 @@ def observe(config: ConfigDict) -> str:
     return str(refused)
   weights = jax.tree.map(lambda x: (x.shape, str(x.dtype), float(x.ravel()[0])), session.params)
   requested = (request.prompts, request.seeds, request.max_new_tokens, request.stop_table.shape)
-  return repr((session.engine, size, jax.tree.leaves(weights), requested, build_sampling(config), prompts))
+  programs = (session.engine, session.params.target.config, jax.config.jax_default_matmul_precision)
+  return repr((programs, size, jax.tree.leaves(weights), requested, build_sampling(config), prompts))
 
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
+  precision = jax.config.jax_default_matmul_precision
   monkeypatch.chdir(tmp_path)
   pathlib.Path('prompts.txt').write_text('one\ntwo\nthree\n')
   pathlib.Path('other.txt').write_text('four\nfive\nsix\n')
+  yield
+  jax.config.update('jax_default_matmul_precision', precision)
 
 
 def prepared(variant: str, field: str) -> ConfigDict:
