@@ -21,14 +21,15 @@ def banner(devices: Sequence[jax.Device], mesh: ConfigDict | None, made: Slice |
   """
   local = [device for device in devices if device.process_index == jax.process_index()]
   facts = {
-      'slice': f'{made.name}, {made.topology}' if made else 'not given',
+      'slice': 'not given (--slice)',
       'processes': f'{jax.process_count()}, this is process {jax.process_index()}',
-      'hosts': f'{len({device.process_index for device in devices})}',
       'chips': f'{num_chips(devices)}, {num_chips(local)} on this host',
       'devices': f'{len(devices)} x {devices[0].device_kind}, {len(local)} on this host',
       'memory per device': _memory(local[0]),
       'mesh': f'data {mesh.data} x model {mesh.model}' if mesh else 'none',
   }
+  if made:
+    facts['slice'] = f'{made.name}: {made.topology}, {made.chips} chips on {made.hosts} hosts'
   width = max(map(len, facts))
   return '\n'.join(f'{name:<{width}}  {fact}' for name, fact in facts.items())
 
