@@ -1,0 +1,92 @@
+"""Several processes as one program: who is missing is named, and two decode what one does."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+ENVIRONMENT = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
+GENERATE = ('-m', 'launch.generate', f'--config={ROOT}/configs/tiny.py', '--prompt=abc',
+            '--config.sampling.max_new_tokens=8')
+
+
+def free_port() -> int:
+  with socket.socket() as server:
+    server.bind(('', 0))
+    return server.getsockname()[1]
+
+
+def start(process_id: int, port: int, *flags: str, num_processes: int = 2) -> subprocess.Popen:
+  """One of several processes of `launch.generate`, with 4 devices."""
+  return subprocess.Popen(
+      [sys.executable, *GENERATE, f'--coordinator=localhost:{port}', f'--num_processes={num_processes}',
+       f'--process_id={process_id}', *flags],
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+      env=ENVIRONMENT | {'JAX_NUM_CPU_DEVICES': '4'})
+
+
+def test_two_processes_decode_what_one_does(tmp_path):
+  mesh = ('--config.mesh.data=1', '--config.mesh.model=8', '--config.engine.logprobs=False')
+  port = free_port()
+  processes = [start(i, port, *mesh, '--join_timeout=120', f'--json_out={tmp_path / f"{i}.json"}') for i in (0, 1)]
+  outputs = [process.communicate(timeout=500) for process in processes]
+  assert [process.returncode for process in processes] == [0, 0], outputs
+  subprocess.run([sys.executable, *GENERATE, '--config.engine.logprobs=False', f'--json_out={tmp_path / "one.json"}'],
+                 check=True, cwd=ROOT, env=ENVIRONMENT, capture_output=True)
+  texts = {name: json.loads((tmp_path / f'{name}.json').read_text()) for name in ('0', 'one')}
+  assert texts['0'] == texts['one']
+  assert not (tmp_path / '1.json').exists()  # one process speaks
+  assert 'tokens in' in outputs[0][0] and 'tokens in' not in outputs[1][0]
+  assert 'processes          2' in outputs[0][1] and 'data 1 x model 8' in outputs[0][1]
+
+
+@pytest.mark.parametrize('here, missing', [(0, 'process 1 of 2 did not join within 1 s'),
+                                           (1, 'process 0 of 2 did not answer within 1 s')])
+def test_a_process_that_does_not_join(here, missing):
+  process = start(here, free_port(), '--join_timeout=1')
+  _, stderr = process.communicate(timeout=120)
+  assert process.returncode == 2
+  assert missing in stderr.splitlines()[-1] and 'Traceback' not in stderr
+
+
+def test_all_hear_who_is_missing():
+  port = free_port()
+  processes = [start(i, port, '--join_timeout=60' if i else '--join_timeout=15', num_processes=3) for i in (0, 2)]
+  for process in processes:
+    _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 2
+    assert 'process 1 of 3 did not join' in stderr.splitlines()[-1]
+
+
+def test_mesh_that_leaves_a_process_out():
+  port = free_port()
+  processes = [start(i, port, '--join_timeout=120') for i in (0, 1)]
+  for process in processes:
+    _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 2
+    assert 'mesh.data=1 x mesh.model=1 does not match the job: it has 8 devices in 2 processes' in stderr
+
+
+@pytest.mark.parametrize('flags, message', [
+    (['--coordinator=h:1'], '--num_processes and --process_id missing'),
+    (['--slice=v4-33'], "slice 'v4-33' is unknown"),
+    (['--slice=v4-32'], 'mesh.data=1 x mesh.model=1 does not match the slice: v4-32 has 16 chips on 4 hosts'),
+    (['--compile_cache_dir=/dev/null/x'], '--compile_cache_dir=/dev/null/x cannot be made')])
+def test_bad_input(flags, message):
+  done = subprocess.run([sys.executable, *GENERATE, *flags], capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT)
+  assert done.returncode == 2 and message in done.stderr.splitlines()[-1] and 'Traceback' not in done.stderr
+
+
+def test_compile_cache(tmp_path):
+  """A second start finds every program and adds none."""
+  command = [sys.executable, *GENERATE, f'--compile_cache_dir={tmp_path / "cache"}']
+  found = []
+  for _ in range(2):
+    subprocess.run(command, check=True, cwd=ROOT, env=ENVIRONMENT, capture_output=True)
+    found.append({path.name for path in (tmp_path / 'cache').iterdir() if path.name.endswith('-cache')})
+  assert any('step_once' in name for name in found[0]) and found[0] == found[1]
