@@ -21,7 +21,7 @@ from experiments.completions import completion
 from experiments.sample_files import Sample, read_samples, write_lines
 from experiments.score import Scores
 from experiments.side_by_side import SPECULATIVE, TIMING_COLUMNS, decode_both, facts
-from launch import cli, results
+from launch import cli, distributed, results
 from launch.errors import RunError, failed
 from launch.prompts import Prompt, humaneval_problems, load_prompts, stop_strings
 from launch.session import Session
@@ -72,7 +72,9 @@ def _decode_and_score(k: list[int]) -> int:
   if not GENERATE_ONLY.value:
     score.check_samples([Sample(prompt.id, '') for prompt in prompts], [prompt.id for prompt in prompts], k)
     score.prepare(TIMEOUT.value, WORKERS.value)
-  runs = decode_both(Session.from_config(config), prompts)
+  runs = decode_both(Session.from_config(config), prompts, UNITS_DIR.value)
+  if not distributed.speaks():
+    return 0
   samples = {run.name: samples_of(run, prompts) for run in runs}
   if SAMPLES_OUT.value is not None:
     for decoder, decoded in samples.items():
@@ -145,4 +147,5 @@ if __name__ == '__main__':
   TIMEOUT = flags.DEFINE_float('timeout', score.TIMEOUT_SECONDS, 'Seconds for each program.', lower_bound=0.1)
   WORKERS = flags.DEFINE_integer('workers', None, 'Programs at a time; one for each core when not given.',
                                  lower_bound=1)
+  UNITS_DIR = flags.DEFINE_string('units_dir', None, 'Keep what is decoded here, batch by batch, and go on from it.')
   cli.run(main)

@@ -18,12 +18,12 @@ TIMING_COLUMNS = [
     Column('same_as_plain', 'as plain', '.0%')]
 
 
-def decode_both(session: Session, prompts: Sequence[Prompt]) -> list[Timed]:
+def decode_both(session: Session, prompts: Sequence[Prompt], units_dir: str | None = None) -> list[Timed]:
   """Plain and speculative in turns, with the same seeds; only plain where nothing drafts."""
   ways = {PLAIN: session.plain()}
   if session.engine.drafter.name != 'none':
     ways[SPECULATIVE] = session
-  return time_all(ways, prompts, repeats=1)
+  return time_all(ways, prompts, repeats=1, units_dir=units_dir)
 
 
 def facts(run: Timed, plain: Timed) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from experiments import rouge
 from experiments.completions import END_OF_TEXT, cut
 from experiments.sample_files import write_lines
 from experiments.side_by_side import TIMING_COLUMNS, decode_both, facts
-from launch import cli, results
+from launch import cli, distributed, results
 from launch.errors import RunError, failed
 from launch.prompts import Prompt, load_prompts, stop_strings
 from launch.session import Session
@@ -32,7 +32,9 @@ def main() -> int:
   results.check_writable(SUMMARIES_OUT.value)
   prompts = load_prompts(config.data)
   rouge.rouge([], [], STEMMER.value)  # a missing package, before the work
-  runs = decode_both(Session.from_config(config), prompts)
+  runs = decode_both(Session.from_config(config), prompts, UNITS_DIR.value)
+  if not distributed.speaks():
+    return 0
   _write_summaries(runs, prompts)
   try:
     rows = [facts(run, runs[0]) for run in runs]
@@ -98,4 +100,5 @@ if __name__ == '__main__':
                                lower_bound=0)
   STEMMER = flags.DEFINE_bool('stemmer', True, 'Porter stemming before words are compared.')
   SUMMARIES_OUT = flags.DEFINE_string('summaries_out', None, 'Write the summaries to this .jsonl file.')
+  UNITS_DIR = flags.DEFINE_string('units_dir', None, 'Keep what is decoded here, batch by batch, and go on from it.')
   cli.run(main)

@@ -16,6 +16,7 @@ from launch.progress import track
 from launch.prompts import Prompt
 from launch.session import Session
 from launch.timing import Timing, measure
+from launch.work_units import WorkUnits, seeds_for
 from models.kv_cache import KVCache
 from specdec.commit import Reason
 from specdec.engine import Request, run, to_result
@@ -46,6 +47,15 @@ class Batch:
   texts: list[str]
   reasons: list[Reason]
   metrics: list[Metrics]
+
+  @classmethod
+  def from_row(cls, row: dict[str, Any]) -> 'Batch':
+    """Back from JSON."""
+    metrics = [Metrics(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
+               for entry in row['metrics']]
+    seconds = {int(width): value for width, value in row['pass_seconds'].items()}
+    return cls(**row | {'pass_seconds': seconds, 'reasons': [Reason(number) for number in row['reasons']],
+                        'metrics': metrics})
 
   @property
   def rounds(self) -> Metrics:
@@ -94,18 +104,30 @@ def ms_per_token(batches: Sequence[Batch]) -> float:
   return 1e3 * sum(batch.seconds * len(batch.metrics) for batch in batches) / emitted
 
 
-def time_all(ways: Mapping[str, Session], prompts: Sequence[Prompt], repeats: int) -> list[Timed]:
+def time_all(ways: Mapping[str, Session], prompts: Sequence[Prompt], repeats: int,
+             units_dir: str | None = None) -> list[Timed]:
   """Decodes all prompts in each of the ways, one of which is plain decoding, batch by batch and in turns.
 
-  Where prompts are too few for the last batch, copies of the last one fill it, which count in no figure.
+  Where prompts are too few for the last batch, copies of the last one fill it, which count in no figure. With
+  `units_dir` each batch is a unit of work there (`launch/work_units.py`): batches that are done are not done again,
+  seeds are by prompt, and of several processes the first alone gets batches.
   """
-  batches: dict[str, list[Batch]] = {name: [] for name in ways}
-  requests = ways[PLAIN].requests(prompts)
-  for number, (chunk, request) in enumerate(track(requests, len(requests), 'decoding')):
-    timed = _time_batch(ways, request, len(chunk), repeats, compiled=number > 0)
-    for name, batch in timed.items():
-      batches[name].append(batch)
-  return [Timed(name, session, batches[name]) for name, session in ways.items()]
+  config = ways[PLAIN].config
+  requests = ways[PLAIN].requests(prompts, seeds_for(config.sampling.seed, prompts) if units_dir else None)
+  done = []
+
+  def work(number: int) -> dict[str, Batch]:
+    chunk, request = requests[number]
+    done.append(number)
+    return _time_batch(ways, request, len(chunk), repeats, compiled=len(done) > 1)
+
+  if units_dir is None:
+    rows = [work(number) for number in track(range(len(requests)), len(requests), 'decoding')]
+  else:
+    about = {'config': config, 'prompts': [prompt.id for prompt in prompts], 'ways': list(ways), 'repeats': repeats}
+    units = WorkUnits(units_dir, about, len(requests)).run(work)
+    rows = [{name: Batch.from_row(batch) for name, batch in unit.items()} for unit in units]
+  return [Timed(name, session, [row[name] for row in rows]) for name, session in ways.items()]
 
 
 def _time_batch(ways: Mapping[str, Session], request: Request, num_prompts: int, repeats: int,
