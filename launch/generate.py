@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from absl import flags
+import jax
 
 from launch import cli
 from launch.prompts import Prompt, load_prompts
@@ -72,9 +73,19 @@ def main() -> int:
   colour = is_terminal(cli.output()) if COLOUR.value is None else COLOUR.value
   if colour:
     cli.say(LEGEND)
+  if PROFILE_DIR.value is not None:
+    _profile(session, batches[0][1], PROFILE_DIR.value)
   rows = [row for chunk, request in batches for row in _decode(session, chunk, request, colour)]
   cli.write_json(rows)
   return 1 if any(row['reason'] == 'error' for row in rows) else 0
+
+
+def _profile(session: Session, request: Request, directory: str) -> None:
+  """Traces the decoding of one batch, compiled before; what is timed under the profiler is slower than it is."""
+  session.warm_up(request)
+  params = session.params_for(request)
+  with jax.profiler.trace(directory):
+    session.engine.generate(params, request)
 
 
 def _apply_flags(config) -> None:
@@ -145,4 +156,7 @@ if __name__ == '__main__':
   PROMPTS = flags.DEFINE_string('prompts', None, 'File of prompts: .txt with one a line, or .jsonl.')
   RAW = flags.DEFINE_bool('raw', None, 'Continue the text as it is; --noraw wraps it in the chat template.')
   COLOUR = flags.DEFINE_bool('colour', None, 'Colours; on a terminal by default.')
+  PROFILE_DIR = flags.DEFINE_string(
+      'profile_dir', None, 'Trace one decoding of the first batch into this directory; to look at it: '
+      'pip install xprof, xprof --logdir=DIRECTORY.')
   cli.run(main)

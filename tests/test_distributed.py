@@ -90,3 +90,9 @@ def test_compile_cache(tmp_path):
     subprocess.run(command, check=True, cwd=ROOT, env=ENVIRONMENT, capture_output=True)
     found.append({path.name for path in (tmp_path / 'cache').iterdir() if path.name.endswith('-cache')})
   assert any('step_once' in name for name in found[0]) and found[0] == found[1]
+
+
+def test_profile(tmp_path):
+  subprocess.run([sys.executable, *GENERATE, f'--profile_dir={tmp_path}'], check=True, cwd=ROOT, env=ENVIRONMENT,
+                 capture_output=True)
+  assert list(tmp_path.rglob('*.xplane.pb'))
