@@ -111,3 +111,26 @@ def test_seeds():
   assert len(set(first)) == 3 and all(0 <= seed < 1 << 32 for seed in first)
   assert seeds_for(0, [other, one, one]) == [first[2], first[0], first[1]]
   assert not set(first) & set(seeds_for(1, [one, one, other]))
+
+
+def test_humaneval_goes_on(tmp_path):
+  """Killed after some units: the samples are those of a run left alone, and those of another batch size."""
+  texts = {}
+  for name, flags in {'alone': (), 'killed': (), 'wide': ('--config.engine.batch=2',)}.items():
+    command = [
+        sys.executable, '-m', 'experiments.humaneval', f'--config={ROOT}/configs/tiny.py:lookup', '--generate_only',
+        '--limit=3', '--config.sampling.max_new_tokens=6', '--config.sampling.temperature=1.0',
+        f'--units_dir={tmp_path / name}', f'--samples_out={tmp_path / name}.jsonl', *flags]
+    start = lambda command=command: subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT,
+        env=os.environ | {'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'})
+    if name == 'killed':
+      process = start()
+      while not list((tmp_path / name).glob('unit-*')):
+        assert process.poll() is None
+        time.sleep(0.01)
+      process.kill()
+      process.wait()
+    assert start().wait() == 0
+    texts[name] = [(tmp_path / f'{name}.{way}.jsonl').read_text() for way in ('plain', 'speculative')]
+  assert texts['alone'] == texts['killed'] == texts['wide']
