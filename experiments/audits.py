@@ -15,14 +15,12 @@ from launch.session import Completion, Session
 from models.kv_cache import KVCache
 from models.protocol import LanguageModel
 from specdec import rng
-from specdec.drafters import Model, Simulated
-from specdec.engine import Params, Request, run, slots_for
+from specdec.drafters import Model
+from specdec.engine import Params, run, slots_for
 from specdec.metrics import Metrics
-from specdec.state import DecodeState
 from specdec.warp import warp
 
 PADDING = 128  # texts are scored in multiples of this, so that few shapes occur
-DEFAULT_GAMMA = 4  # where the config drafts nothing
 LOGPROB_LIMIT = 1e-4
 CACHE_LIMIT = 1e-5
 
@@ -50,9 +48,9 @@ class Tolerance:
     return cls(gap=0.1, logprob=0.1, cache=0.05, kept=0.9)
 
 
-def equality(session: Session, prompts: Sequence[Prompt], check: str) -> Verdict:
+def equality(session: Session, prompts: Sequence[Prompt], check: str, plain: Sequence[Completion],
+             drafted: Sequence[Completion]) -> Verdict:
   """Plain and speculative text, token for token; they may part at a tie of the two best scores only."""
-  plain, drafted = session.plain().generate(prompts), session.generate(prompts)
   gaps = [gap_at_parting(session, prompt, index, a.token_ids, b.token_ids)
           for index, (prompt, a, b) in enumerate(zip(prompts, plain, drafted, strict=True))]
   parted = [gap for gap in gaps if gap is not None]
@@ -101,7 +99,8 @@ def _one_pass(model: LanguageModel, tokens_BT: Array, rows_BR: Array) -> Array:
   return model(tokens_BT, position_BT, cache.causal_mask(width), cache, rows_BR).logits_BRV
 
 
-def teacher_forced(session: Session, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Verdict]:
+def teacher_forced(session: Session, prompts: Sequence[Prompt], check: str,
+                   completions: Sequence[Completion]) -> list[Verdict]:
   """Scores greedy texts again in one pass each: every token the likeliest, every logprob as recorded."""
   shortfalls, errors = [], []
   for prompt, completion in zip(prompts, completions, strict=True):
@@ -113,53 +112,45 @@ def teacher_forced(session: Session, prompts: Sequence[Prompt], completions: Seq
   limits = Tolerance.of(session)
   note = f'{sum(short > 0 for short in shortfalls)} of {len(shortfalls)} tokens are not the likeliest'
   return [
-      at_most('each token is the likeliest', 'largest shortfall', float(max(shortfalls)), limits.gap, note),
-      at_most('recorded logprobs', 'largest error', float(max(errors)), limits.logprob)]
+      at_most(f'{check}: each token is the likeliest', 'largest shortfall', float(max(shortfalls)), limits.gap, note),
+      at_most(f'{check}: recorded logprobs', 'largest error', float(max(errors)), limits.logprob)]
 
 
-def own_draft(session: Session, prompts: Sequence[Prompt]) -> Verdict:
+def own_draft(session: Session, prompts: Sequence[Prompt], check: str) -> Verdict:
   """The target drafting for itself: nothing is refused."""
-  engine = session.engine
-  gamma = engine.gamma or DEFAULT_GAMMA
-  drafter = Model(engine.num_tokens, slots_for(engine.capacity, gamma, engine.rows))
-  engine = dataclasses.replace(engine, drafter=drafter, gamma=gamma, adaptive=None)
-  target = session.params.target
+  engine, target = session.engine, session.params.target
+  drafter = Model(engine.num_tokens, slots_for(engine.capacity, engine.gamma, engine.rows))
+  engine = dataclasses.replace(engine, drafter=drafter, adaptive=None)
   twin = Session(session.config, session.tokenizer, engine, Params(target, target))
   metrics = Metrics.total([completion.metrics for completion in twin.generate(prompts)])
-  note = f'{metrics.accepted} of {metrics.tested}, {metrics.tokens_per_pass:.2f} tokens per pass at gamma {gamma}'
-  temperature = session.config.sampling.temperature
-  return at_least(f'temperature {temperature:g}', 'share of tested tokens kept', metrics.alpha,
-                  Tolerance.of(session).kept, note)
+  note = f'{metrics.accepted} of {metrics.tested}, {metrics.tokens_per_pass:.2f} tokens/pass at gamma {engine.gamma}'
+  return at_least(check, 'share of tested tokens kept', metrics.alpha, Tolerance.of(session).kept, note)
 
 
-def spoiled(session: Session) -> Session:
-  """The same target with half of its own text as the draft: accepts and refuses at random places."""
-  gamma = session.engine.gamma or DEFAULT_GAMMA
-  engine = dataclasses.replace(session.engine, drafter=Simulated(0.5), gamma=gamma, adaptive=None)
-  return Session(session.config, session.tokenizer, engine, Params(session.params.target))
-
-
-def caches(session: Session, prompts: Sequence[Prompt]) -> list[Verdict]:
-  """Caches of a whole decode against a fresh prefill of its text."""
-  request, limit = session.request(prompts[:1]), Tolerance.of(session).cache
-  used, fresh = _decoded_and_fresh(spoiled(session), request)
-  pattern = f'{int(used.counters.accepted_B[0])} of {int(used.counters.drafted_BM.sum())} drafted tokens kept'
-  verdicts = [at_most('target cache, half the draft spoiled', 'largest difference / largest entry',
-                      cache_difference(used.cache, fresh.cache), limit, pattern)]
-  if isinstance(session.engine.drafter, Model):
-    used, fresh = _decoded_and_fresh(session, request)
-    verdicts.append(at_most('draft cache', 'largest difference / largest entry',
-                            cache_difference(used.draft_state.cache, fresh.draft_state.cache), limit))
-  return verdicts
-
-
-def _decoded_and_fresh(session: Session, request: Request) -> tuple[DecodeState, DecodeState]:
-  """The state after decoding, and that after a prefill of the decoded text."""
+def caches(session: Session, prompts: Sequence[Prompt], check: str) -> list[Verdict]:
+  """Caches of a whole decode against one pass over its text."""
+  request = session.request(prompts[:1])
   params = session.params_for(request)
   state = run(session.engine, params, session.engine.start(params, request))
-  texts = [row[:min(length, session.engine.capacity - 1)].tolist()
-           for row, length in zip(*jax.device_get((state.tokens_BL, state.length_B)), strict=True)]
-  return state, session.engine.start(params, dataclasses.replace(request, prompts=texts))
+  pattern = f'{int(state.counters.accepted_B[0])} of {int(state.counters.drafted_BM.sum())} drafted tokens kept'
+  held = {'target cache': (params.target, state.cache)}
+  if isinstance(session.engine.drafter, Model):
+    held['draft cache'] = params.draft, state.draft_state.cache
+  width = -(-int(state.length_B.max()) // PADDING) * PADDING
+  return [at_most(f'{check}: {name}', 'largest difference / largest entry',
+                  cache_difference(cache, _fresh_cache(model, state.tokens_BL, cache.length_B, width)),
+                  Tolerance.of(session).cache, pattern) for name, (model, cache) in held.items()]
+
+
+@functools.partial(jax.jit, static_argnames='width')
+def _fresh_cache(model: LanguageModel, tokens_BL: Array, length_B: Array, width: int) -> KVCache:
+  """The cache after one pass over the first `width` slots of each row."""
+  batch, slots = tokens_BL.shape
+  cache = model.init_cache(batch, slots)
+  position_BT = jnp.broadcast_to(jnp.arange(width), (batch, width))
+  none_BR = jnp.zeros((batch, 0), jnp.int32)
+  cache = model(tokens_BL[:, :width], position_BT, cache.causal_mask(width), cache, none_BR).cache
+  return cache.with_length(length_B)
 
 
 def cache_difference(one: KVCache, other: KVCache) -> float:

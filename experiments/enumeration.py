@@ -45,10 +45,11 @@ def warped(table: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: f
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """The parts of the token rule; mutations put others in their place."""
+  """The parts of the token rule, as they are when this is made; mutations put others in their place."""
 
-  num_accepted: Callable[[Array, Draft, Array], Array] = rejection.num_accepted
-  next_law: Callable[[Draft, Array, Array], Array] = rejection.next_law
+  num_accepted: Callable[[Array, Draft, Array], Array] = dataclasses.field(
+      default_factory=lambda: rejection.num_accepted)
+  next_law: Callable[[Draft, Array, Array], Array] = dataclasses.field(default_factory=lambda: rejection.next_law)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,10 +223,10 @@ def enumerate_case(case: Case, rule: Rule | None = None) -> Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class CoupledRule:
-  """The parts of the coupled rule; mutations put others in their place."""
+  """The parts of the coupled rule, as they are when this is made; mutations put others in their place."""
 
-  choices: Callable[[Array, Array], Array] = coupled.choices
-  match: Callable[[Array, Draft], Verdict] = coupled.match
+  choices: Callable[[Array, Array], Array] = dataclasses.field(default_factory=lambda: coupled.choices)
+  match: Callable[[Array, Draft], Verdict] = dataclasses.field(default_factory=lambda: coupled.match)
 
 
 def coupled_texts(case: Case, propose: NoisyDrafter | None, noise_KV: np.ndarray,

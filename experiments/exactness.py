@@ -6,18 +6,22 @@
     three_tokens   a table draft against a table target in the real loop, 200,000 draws
     enumeration    the exact law of gamma + 1 tokens in float64, every draft path and every outcome
     mutations      known-wrong decoders, which the enumeration must refuse
-    chi_square     joint law of several tokens from the real loop, every drafter, by the config's rule
+    chi_square     joint law of several tokens from the real loop, every drafter and rule
     equality       on the config's model: greedy, and sampled with the coupled rule, token for token
     own_draft      on the config's model: as its own draft it is never refused
     caches         on the config's model: after accepting and refusing, as after a fresh prefill
     audit          on the config's model: greedy text scored again in one pass
 
-Exit status 1 if a verdict fails.
+What runs on the config's model runs with each lossless rule and each drafter that needs no model of its own, and with
+the config's drafter. Exit status 1 if a verdict fails.
 """
 
 from collections.abc import Callable
+import dataclasses
 import functools
+import itertools
 import sys
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -28,7 +32,7 @@ from experiments import chi_square as chi
 from experiments.verdict import Verdict, at_least, at_most, print_verdicts
 from launch import cli
 from launch.prompts import Prompt, load_prompts
-from launch.session import Session
+from launch.session import Completion, Session
 from models.errors import InputError
 from specdec.accept import RULES
 from specdec.warp import Sampling
@@ -36,10 +40,21 @@ from specdec.warp import Sampling
 CONFIG = cli.define_config()
 RUNG_NAMES = flags.DEFINE_list('rungs', None, 'Which rungs to climb, comma separated; all without it.')
 
-THREE_TOKEN_DRAWS, LOOP_DRAWS, LOOP_BATCH = 200_000, 50_000, 12_500
+THREE_TOKEN_DRAWS, LOOP_DRAWS, LOOP_BATCH = 200_000, 25_000, 12_500
 NUM_NOISES = 4  # the coupled rule is enumerated over all assignments of so many noise vectors to positions
 LEAST_P_VALUE = 1e-3  # seeds are fixed: a machine that passes once passes always
 SAMPLED = Sampling.create(1.0)
+DRAFTERS = {  # as sections of a config
+    'lookup': {'name': 'lookup', 'min_ngram': 1, 'max_ngram': 3, 'match': 'earliest', 'partial': True},
+    'self': {'name': 'self', 'num_layers': 1},
+    'simulated': {'name': 'simulated', 'alpha': 0.5},
+}
+PLAIN, GREEDY = 'none', 0.0
+DEFAULT_GAMMA = 4  # where the config drafts nothing
+
+
+def lossless_rules() -> list[str]:
+  return [name for name, rule in RULES.items() if rule.lossless]
 
 
 def three_tokens() -> list[Verdict]:
@@ -99,53 +114,86 @@ def mutated() -> list[Verdict]:
   return verdicts
 
 
-def chi_squares(rule_name: str) -> list[Verdict]:
+def chi_squares() -> list[Verdict]:
   """Three tokens at full gamma, and all six of a text whose last drafts are cut to fit."""
   verdicts = []
-  for name, loop in chi.loops(RULES[rule_name], LOOP_BATCH).items():
-    sample = chi.sample(loop, LOOP_DRAWS, 6, SAMPLED)
-    counts = sample.counts(loop.engine.num_tokens)
-    test = chi.chi_square(counts.sum(axis=(3, 4, 5)), loop.law(3))
-    verdicts.append(_p_value(f'{rule_name}, {name}: first 3 tokens', test))
-    verdicts.append(_p_value(f'{rule_name}, {name}: 6 tokens', chi.chi_square(counts, loop.law(6))))
+  for rule in lossless_rules():
+    for drafter, loop in chi.loops(RULES[rule], LOOP_BATCH).items():
+      sample = chi.sample(loop, LOOP_DRAWS, 6, SAMPLED)
+      counts = sample.counts(loop.engine.num_tokens)
+      test = chi.chi_square(counts.sum(axis=(3, 4, 5)), loop.law(3))
+      verdicts.append(_p_value(f'{rule}, {drafter}: first 3 tokens', test))
+      verdicts.append(_p_value(f'{rule}, {drafter}: 6 tokens', chi.chi_square(counts, loop.law(6))))
   return verdicts
 
 
 class ModelRungs:
-  """The rungs on the config's model, which is loaded once and when first needed."""
+  """The rungs on the config's model. It is loaded once and when first needed, and no text is decoded twice.
+
+  Attributes:
+    drafters: sections by name: the config's own and what every config can run.
+    warm: a temperature above 0: the config's, 1 if that is greedy.
+  """
 
   def __init__(self, config: ConfigDict):
     self._config = config
+    self._texts: dict[tuple[str, str, float], list[Completion]] = {}
+    self.drafters = {config.drafter.name: config.drafter.to_dict()}
+    self.drafters |= {name: section for name, section in DRAFTERS.items() if name not in self.drafters}
+    self.drafters.pop(PLAIN, None)
+    self.warm = config.sampling.temperature or 1.0
 
   @functools.cached_property
   def prompts(self) -> list[Prompt]:
     return load_prompts(self._config.data)
 
   @functools.cached_property
-  def greedy(self) -> Session:
-    return Session.from_config(changed(self._config, temperature=0.0))
+  def _sessions(self) -> dict[str, Session]:
+    """By drafter; rule and temperature are the config's."""
+    sessions, target = {}, None
+    for name, section in self.drafters.items():
+      sessions[name] = Session.from_config(drafting(self._config, section), target)
+      target = sessions[name].params.target, sessions[name].tokenizer
+    return sessions | {PLAIN: sessions[name].plain()}
 
-  def sampled(self, rule: str) -> Session:
-    """At the config's temperature, 1 if that is greedy."""
-    config = changed(self._config, temperature=self._config.sampling.temperature or 1.0, rule=rule)
-    return Session.from_config(config, (self.greedy.params.target, self.greedy.tokenizer))
+  def session(self, drafter: str, rule: str, temperature: float) -> Session:
+    session = self._sessions[drafter]
+    engine = dataclasses.replace(session.engine, rule=RULES[rule])
+    return Session(changed(session.config, temperature, rule), session.tokenizer, engine, session.params)
+
+  def texts(self, drafter: str, rule: str, temperature: float) -> list[Completion]:
+    """What is said after the prompts."""
+    key = drafter, rule, temperature
+    if key not in self._texts:
+      self._texts[key] = self.session(*key).generate(self.prompts)
+    return self._texts[key]
 
   def equality(self) -> list[Verdict]:
-    sessions = {
-        f'greedy, {self._config.accept.rule}': self.greedy,
-        'greedy, half of the text as draft': audits.spoiled(self.greedy),
-        'sampled, coupled': self.sampled('coupled')}
-    return [audits.equality(session, self.prompts, check) for check, session in sessions.items()]
+    cases = [*itertools.product(lossless_rules(), [GREEDY]), ('coupled', self.warm)]
+    return [audits.equality(
+                self.session(drafter, rule, temperature), self.prompts, f'{_label(rule, temperature)}, {drafter}',
+                self.texts(PLAIN, rule, temperature), self.texts(drafter, rule, temperature))
+            for rule, temperature in cases for drafter in self.drafters]
 
   def own_draft(self) -> list[Verdict]:
-    sessions = self.greedy, self.sampled(self._config.accept.rule)
-    return [audits.own_draft(session, self.prompts) for session in sessions]
+    drafter = next(iter(self.drafters))
+    return [audits.own_draft(self.session(drafter, rule, temperature), self.prompts, _label(rule, temperature))
+            for rule, temperature in itertools.product(lossless_rules(), (GREEDY, self.warm))]
 
   def caches(self) -> list[Verdict]:
-    return audits.caches(self.greedy, self.prompts)
+    cases = itertools.product(lossless_rules(), (GREEDY, self.warm), self.drafters)
+    return [verdict for rule, temperature, drafter in cases for verdict in audits.caches(
+        self.session(drafter, rule, temperature), self.prompts, f'{_label(rule, temperature)}, {drafter}')]
 
   def audit(self) -> list[Verdict]:
-    return audits.teacher_forced(self.greedy, self.prompts, self.greedy.generate(self.prompts))
+    return [verdict for rule, drafter in itertools.product(lossless_rules(), self.drafters)
+            for verdict in audits.teacher_forced(
+                self.session(drafter, rule, GREEDY), self.prompts, f'{rule}, {drafter}',
+                self.texts(drafter, rule, GREEDY))]
+
+
+def _label(rule: str, temperature: float) -> str:
+  return f'{rule}, temperature {temperature:g}' if temperature else f'{rule}, greedy'
 
 
 def changed(config: ConfigDict, temperature: float, rule: str | None = None) -> ConfigDict:
@@ -158,17 +206,38 @@ def changed(config: ConfigDict, temperature: float, rule: str | None = None) -> 
   return config
 
 
+def drafting(config: ConfigDict, section: dict[str, Any]) -> ConfigDict:
+  """A copy that records logprobs, with another drafter, and a draft even where the config wants none."""
+  config = changed(config, config.sampling.temperature)
+  with config.unlocked():
+    config.drafter = ConfigDict(section)
+    config.engine.gamma = config.engine.gamma or DEFAULT_GAMMA
+  return config
+
+
 def ladder(config: ConfigDict) -> dict[str, Callable[[], list[Verdict]]]:
   """The rungs by name, from the bottom."""
   model = ModelRungs(config)
   return {
-      'three_tokens': three_tokens, 'enumeration': enumerated, 'mutations': mutated,
-      'chi_square': functools.partial(chi_squares, config.accept.rule), 'equality': model.equality,
-      'own_draft': model.own_draft, 'caches': model.caches, 'audit': model.audit}
+      'three_tokens': three_tokens, 'enumeration': enumerated, 'mutations': mutated, 'chi_square': chi_squares,
+      'equality': model.equality, 'own_draft': model.own_draft, 'caches': model.caches, 'audit': model.audit}
+
+
+def check_lossless(config: ConfigDict) -> None:
+  """Refuses a rule that changes the law, since nothing of what follows is said of it.
+
+  Raises:
+    InputError: if the config's is one.
+  """
+  rule = RULES.get(config.accept.rule)
+  if rule is not None and not rule.lossless:
+    raise InputError(f'accept.rule={rule.name!r} is lossy, so there is nothing exact to show: '
+                     f'use one of {", ".join(lossless_rules())}')
 
 
 def main() -> int:
   config = cli.config_of(CONFIG)
+  check_lossless(config)
   rungs = ladder(config)
   names = RUNG_NAMES.value or list(rungs)
   for name in names:

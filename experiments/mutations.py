@@ -10,11 +10,11 @@ import numpy as np
 from experiments import draft_paths as drafts
 from experiments import enumeration, exact_cases
 from experiments.enumeration import Case, Comparison, CoupledRule, Rule, compare, coupled_texts, table_law, warped
-from specdec.accept import coupled, rejection
 from specdec.draft import Draft, Verdict, law_at, prob_of
 
 TARGET_TABLE, DRAFT_TABLE = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.5, 0.3])  # residual [1, 0, 0]
 TARGET, DRAFT = table_law(TARGET_TABLE), table_law(DRAFT_TABLE)
+RIGHT, RIGHT_COUPLED = Rule(), CoupledRule()  # kept from when nothing was planted (`experiments.planting`)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def ratio_upside_down(uniform_BM: Array, draft: Draft, target_probs_BTV: Array) 
 
 def ratio_one_late(uniform_BM: Array, draft: Draft, target_probs_BTV: Array) -> Array:
   """Tests each token against the target's law of the position after it."""
-  return rejection.num_accepted(uniform_BM, draft, jnp.roll(target_probs_BTV, -1, axis=1))
+  return RIGHT.num_accepted(uniform_BM, draft, jnp.roll(target_probs_BTV, -1, axis=1))
 
 
 def behind_rejections(uniform_BM: Array, draft: Draft, target_probs_BTV: Array) -> Array:
@@ -87,7 +87,7 @@ def behind_rejections(uniform_BM: Array, draft: Draft, target_probs_BTV: Array) 
 
 def count_ignored(uniform_BM: Array, draft: Draft, target_probs_BTV: Array) -> Array:
   """Tests what was never drafted."""
-  return jnp.minimum(rejection.num_accepted(uniform_BM, _full(draft), target_probs_BTV), draft.width)
+  return jnp.minimum(RIGHT.num_accepted(uniform_BM, _full(draft), target_probs_BTV), draft.width)
 
 
 def correction_from_target(draft: Draft, target_probs_BTV: Array, num_accepted_B: Array) -> Array:
@@ -95,17 +95,23 @@ def correction_from_target(draft: Draft, target_probs_BTV: Array, num_accepted_B
   return law_at(target_probs_BTV, num_accepted_B)
 
 
+def point_mass_from_target(draft: Draft, target_probs_BTV: Array, num_accepted_B: Array) -> Array:
+  """The same for a point mass only: the refused token may come again."""
+  next_law = correction_from_target if draft.probs_BMV is None else RIGHT.next_law
+  return next_law(draft, target_probs_BTV, num_accepted_B)
+
+
 def residual_one_early(draft: Draft, target_probs_BTV: Array, num_accepted_B: Array) -> Array:
   """The residual of the last kept position."""
   before_B = jnp.where(num_accepted_B < draft.count_B, jnp.maximum(num_accepted_B - 1, 0), num_accepted_B)
-  return rejection.next_law(draft, target_probs_BTV, before_B)
+  return RIGHT.next_law(draft, target_probs_BTV, before_B)
 
 
 def bonus_one_early(draft: Draft, target_probs_BTV: Array, num_accepted_B: Array) -> Array:
   """The bonus token from the law of the last drafted position."""
   full_B1 = (num_accepted_B == draft.count_B)[:, None]
   early_BV = law_at(target_probs_BTV, jnp.maximum(num_accepted_B - 1, 0))
-  return jnp.where(full_B1, early_BV, rejection.next_law(draft, target_probs_BTV, num_accepted_B))
+  return jnp.where(full_B1, early_BV, RIGHT.next_law(draft, target_probs_BTV, num_accepted_B))
 
 
 def bonus_without_temperature(temperature: float) -> Callable[[Draft, Array, Array], Array]:
@@ -115,14 +121,14 @@ def bonus_without_temperature(temperature: float) -> Callable[[Draft, Array, Arr
     raw_BTV = target_probs_BTV**temperature
     raw_BV = law_at(raw_BTV / jnp.sum(raw_BTV, axis=-1, keepdims=True), num_accepted_B)
     full_B1 = (num_accepted_B == draft.count_B)[:, None]
-    return jnp.where(full_B1, raw_BV, rejection.next_law(draft, target_probs_BTV, num_accepted_B))
+    return jnp.where(full_B1, raw_BV, RIGHT.next_law(draft, target_probs_BTV, num_accepted_B))
 
   return next_law
 
 
 def residual_after_short_draft(draft: Draft, target_probs_BTV: Array, num_accepted_B: Array) -> Array:
   """Takes a draft shorter than γ for a rejection."""
-  return rejection.next_law(_full(draft), target_probs_BTV, num_accepted_B)
+  return RIGHT.next_law(_full(draft), target_probs_BTV, num_accepted_B)
 
 
 def _leading(kept_BM: Array, draft: Draft) -> Array:
@@ -180,10 +186,10 @@ def _wrong_next_tokens() -> list[Mutation]:
   cold = dataclasses.replace(chain, target=table_law(warped(table, 0.5)))
   one_token = Case('', TARGET, drafts.sampled(DRAFT), 1, 3)
   point_mass = dataclasses.replace(one_token, drafter=drafts.argmax(TARGET))
-  from_target = Rule(next_law=correction_from_target)
   return [
-      Mutation('correction from the target', one_token, from_target, known=0.15),
-      Mutation('point mass resampled from the full target', point_mass, from_target, known=0.25),
+      Mutation('correction from the target', one_token, Rule(next_law=correction_from_target), known=0.15),
+      Mutation('point mass resampled from the full target', point_mass, Rule(next_law=point_mass_from_target),
+               known=0.25),
       Mutation('residual one position early', chain, Rule(next_law=residual_one_early)),
       Mutation('bonus one position early', chain, Rule(next_law=bonus_one_early)),
       Mutation('bonus without temperature', cold, Rule(next_law=bonus_without_temperature(0.5))),
@@ -197,14 +203,14 @@ def match_all(choice_BT: Array, draft: Draft) -> Verdict:
 
 def match_one_late(choice_BT: Array, draft: Draft) -> Verdict:
   """Emits the choice of the position after the first difference."""
-  verdict = coupled.match(choice_BT, draft)
+  verdict = RIGHT_COUPLED.match(choice_BT, draft)
   late_B1 = jnp.minimum(verdict.num_accepted_B + 1, draft.width)[:, None]
   return Verdict(verdict.num_accepted_B, jnp.take_along_axis(choice_BT, late_B1, axis=1)[:, 0])
 
 
 def match_drafted_next(choice_BT: Array, draft: Draft) -> Verdict:
   """Emits the refused token."""
-  verdict = coupled.match(choice_BT, draft)
+  verdict = RIGHT_COUPLED.match(choice_BT, draft)
   refused = jnp.take_along_axis(draft.tokens_BM, jnp.minimum(verdict.num_accepted_B, draft.width - 1)[:, None], axis=1)
   return Verdict(verdict.num_accepted_B, jnp.where(
       verdict.num_accepted_B < draft.count_B, refused[:, 0], verdict.next_token_B))
@@ -212,11 +218,11 @@ def match_drafted_next(choice_BT: Array, draft: Draft) -> Verdict:
 
 def choices_of_one_noise(noise_BTV: Array, target_probs_BTV: Array) -> Array:
   """The noise of the first position for all."""
-  return coupled.choices(jnp.broadcast_to(noise_BTV[:, :1], noise_BTV.shape), target_probs_BTV)
+  return RIGHT_COUPLED.choices(jnp.broadcast_to(noise_BTV[:, :1], noise_BTV.shape), target_probs_BTV)
 
 
 def choices_without_noise(noise_BTV: Array, target_probs_BTV: Array) -> Array:
-  return coupled.choices(jnp.zeros_like(noise_BTV), target_probs_BTV)
+  return RIGHT_COUPLED.choices(jnp.zeros_like(noise_BTV), target_probs_BTV)
 
 
 COUPLED = {

@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from flax import nnx
+import jax
 from ml_collections import ConfigDict
 
 from models.byte_tokenizer import ByteTokenizer
@@ -15,6 +15,7 @@ from models.decoder import Decoder
 from models.errors import InputError
 from models.loading import embedded_model, load_decoder
 from models.loading.load import float_dtype
+from models.random_weights import random_decoder
 from models.tokenizer import Tokenizer, check_same_vocabulary
 from specdec import drafters
 from specdec.accept import RULES
@@ -65,16 +66,17 @@ def _given_by(section: str) -> Iterator[None]:
 
 def build_model(section: ConfigDict, attention_block: int) -> tuple[Decoder, AnyTokenizer]:
   """The model of a `target` or `drafter` section: `source` is 'embedded', 'random:NAME' or a path."""
-  source, block = section.source, attention_block or None
+  source, block, mesh = section.source, attention_block or None, jax.sharding.get_mesh()
+  mesh = None if mesh.empty else mesh
   if source.startswith('random:'):
     name = source.removeprefix('random:')
     if name not in RANDOM_MODELS:
       raise InputError(f'source={source!r} is unknown: after random: use one of {", ".join(RANDOM_MODELS)}')
     make, seed = RANDOM_MODELS[name]
     config = dataclasses.replace(make(), dtype=float_dtype(section.dtype), attention_block=block)
-    return Decoder(config, nnx.Rngs(seed)), ByteTokenizer()
+    return random_decoder(config, seed, mesh), ByteTokenizer()
   path = embedded_model() if source == 'embedded' else pathlib.Path(source)
-  model, _ = load_decoder(path, dtype=section.dtype, attention_block=block)
+  model, _ = load_decoder(path, dtype=section.dtype, mesh=mesh, attention_block=block)
   tokenizer = Tokenizer.of_model(path)
   if tokenizer.num_tokens > model.vocab_size:
     raise InputError(f'{path}: the tokenizer has {tokenizer.num_tokens} tokens, the model {model.vocab_size}: '
@@ -98,11 +100,11 @@ def build_drafter(config: ConfigDict, target: Decoder, tokenizer: AnyTokenizer) 
     layers = target.config.num_layers
     if not 1 <= section.num_layers <= layers:
       raise InputError(f'drafter.num_layers={section.num_layers} must lie in 1..{layers}, the layers of the target')
-    return drafters.Model(tokenizer.num_tokens, slots), target.first_layers(section.num_layers)
+    return drafters.Model(tokenizer.num_tokens, slots, config.engine.rows), target.first_layers(section.num_layers)
   if section.name == 'model':
     draft, draft_tokenizer = build_model(section, config.engine.attention_block)
     check_same_vocabulary(tokenizer, draft_tokenizer)
-    return drafters.Model(tokenizer.num_tokens, slots), draft
+    return drafters.Model(tokenizer.num_tokens, slots, config.engine.rows), draft
   if section.name == 'simulated':
     with _given_by('drafter'):
       return drafters.Simulated(section.alpha), None

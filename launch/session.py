@@ -12,6 +12,7 @@ import numpy as np
 
 from launch.build import AnyTokenizer, build_drafter, build_engine, build_model, build_sampling, check_fields
 from launch.costs import measured_costs
+from launch.mesh import set_mesh
 from launch.prompts import Prompt
 from launch.up_to_stop import UpToStop
 from models.decoder import Decoder
@@ -74,7 +75,7 @@ class Session:
   def from_config(cls, config: ConfigDict, target: tuple[Decoder, AnyTokenizer] | None = None) -> 'Session':
     """Loads and checks everything that `config` names; `target` spares loading a model that is there already.
 
-    `engine.precision` becomes JAX's own setting, for the whole process: the loop, its parts timed alone and texts
+    `engine.precision` and `mesh` become settings of the whole process: the loop, its parts timed alone and texts
     scored again must all multiply alike.
 
     Raises:
@@ -82,6 +83,7 @@ class Session:
     """
     check_fields(config)
     jax.config.update('jax_default_matmul_precision', config.engine.precision)
+    set_mesh(config)
     model, tokenizer = target or build_model(config.target, config.engine.attention_block)
     if config.engine.capacity > model.max_positions:
       raise InputError(f'engine.capacity={config.engine.capacity} is past the context of the target: '

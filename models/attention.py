@@ -66,6 +66,27 @@ def attend(q_BKGTH: Array, k_BKSH: Array, v_BKSH: Array, bias_BKGTS: Array, num_
   return (mixed / total[..., None]).reshape(shape)
 
 
+def by_slot(by_distance_BKGTS: Array, start_B: Array) -> Array:
+  """Turns scores of the distances S-1..0 into scores of the slots 0..S-1, for queries in the slots start..start+T-1.
+
+  Each query's scores move by its own number of slots: by the start of its row in one slice, and by its place in the
+  row in log2(T) static shifts. A gather would do the same, one score at a time on a TPU. What moves in from the end
+  belongs to slots after the query, which it does not see.
+  """
+  batch, width, capacity = by_distance_BKGTS.shape[0], *by_distance_BKGTS.shape[-2:]
+  padded = jnp.pad(by_distance_BKGTS, ((0, 0),) * 4 + ((0, capacity),))
+  rows = [jax.lax.dynamic_slice_in_dim(padded[row], capacity - width - start_B[row], capacity + width - 1, axis=-1)
+          for row in range(batch)]
+  scores = jnp.stack(rows)
+  left_T1 = width - 1 - jnp.arange(width)[:, None]
+  shift = 1 << (width - 1).bit_length()
+  scores = jnp.pad(scores, ((0, 0),) * 4 + ((0, shift - width),))
+  while shift > 1:
+    shift //= 2
+    scores = jnp.where(left_T1 & shift > 0, scores[..., shift:], scores[..., :-shift])
+  return scores
+
+
 class Attention(nnx.Module):
   """Queries, keys and values come from one fused weight, grouped by kv head: [K, G + 2, H, D].
 
@@ -77,8 +98,8 @@ class Attention(nnx.Module):
     self.config, self.layer = config, layer
     groups = (config.num_kv_heads, config.group_size + 2, config.head_dim)
     self.qkv = init_weight(rngs, (*groups, config.width), config.width, config.dtype)
-    self.out = init_weight(
-        rngs, (config.width, config.num_heads, config.head_dim), config.num_heads * config.head_dim, config.dtype)
+    mixed = config.num_heads * config.head_dim
+    self.out = init_weight(rngs, (config.width, mixed), mixed, config.dtype)
     self.qkv_bias = nnx.Param(jnp.zeros(groups, config.dtype)) if config.qkv_bias else None
     self.q_norm = nnx.Param(jnp.ones(config.head_dim, config.dtype)) if config.qk_norm else None
     self.k_norm = nnx.Param(jnp.ones(config.head_dim, config.dtype)) if config.qk_norm else None
@@ -89,7 +110,7 @@ class Attention(nnx.Module):
       self.position_bias = nnx.Param(jnp.zeros(heads, config.dtype))
 
   def project_distances(self, distances_SD: Array) -> Array:
-    """Keys of the distances 0..S-1, [N, S, H]: the same for every token, so computed once per cache."""
+    """Keys of the distances, [N, S, H]: the same for every token, so computed once per cache."""
     return jnp.einsum('SD,DNH->NSH', distances_SD.astype(self.relative.dtype), self.relative[...])
 
   def __call__(self, x_BTD: Array, positions_BT: Array, mask_BTS: Array, angles, cache: KVCache,
@@ -115,23 +136,21 @@ class Attention(nnx.Module):
     bias = jnp.where(mask, 0.0, MASKED)[:, None, None]
     q_BKGTH = q_BTKGH.transpose(0, 2, 3, 1, 4) * (config.head_dim ** -0.5)
     if config.positions == 'relative':
-      bias = bias + self._distance_scores(q_BKGTH, positions_BT, cache)
+      bias = bias + self._distance_scores(q_BKGTH, cache)
       q_BKGTH = q_BKGTH + self._per_group(self.content_bias) * (config.head_dim ** -0.5)
     mixed = attend(q_BKGTH, cache.k[self.layer], cache.v[self.layer], bias, num_live, config.attention_block)
     mixed_BTQ = mixed.astype(x_BTD.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, -1)
-    # Heads and their dimensions as one axis: XLA may pair two in the other order, and copies the whole weight for it.
-    return output_major('DQ,BTQ->DBT', self.out[...].reshape(config.width, -1), mixed_BTQ), cache
+    return output_major('DQ,BTQ->DBT', self.out[...], mixed_BTQ), cache
 
   def _per_group(self, bias: nnx.Param) -> Array:
     config = self.config
     return bias[...].reshape(config.num_kv_heads, config.group_size, 1, config.head_dim)
 
-  def _distance_scores(self, q_BKGTH: Array, positions_BT: Array, cache: KVCache) -> Array:
+  def _distance_scores(self, q_BKGTH: Array, cache: KVCache) -> Array:
     """Terms (b) and (d) of Dai et al. (2019), equation 5, [B, K, G, T, S]."""
     config = self.config
     relative_KGSH = cache.relative[self.layer].reshape(
         config.num_kv_heads, config.group_size, cache.capacity, config.head_dim)
     query = q_BKGTH + self._per_group(self.position_bias) * (config.head_dim ** -0.5)
     by_distance = jnp.einsum('BKGTH,KGSH->BKGTS', query, relative_KGSH, preferred_element_type=jnp.float32)
-    distance_BTS = jnp.clip(positions_BT[:, :, None] - cache.position_BS[:, None, :], 0, cache.capacity - 1)
-    return jnp.take_along_axis(by_distance, distance_BTS[:, None, None], axis=-1)
+    return by_slot(by_distance, cache.length_B)

@@ -12,6 +12,7 @@ from models.config import DecoderConfig
 from models.kv_cache import KVCache
 from models.layers import Mlp, init_weight, output_major, rms_norm, rope_angles, sinusoids
 from models.protocol import Output
+from models.sharding import constrain, gather_last
 
 
 class Block(nnx.Module):
@@ -29,9 +30,9 @@ class Block(nnx.Module):
     with jax.named_scope('attention'):
       mixed_BTD, cache = self.attn(
           rms_norm(x_BTD, self.attn_norm[...], self.eps), positions_BT, mask_BTS, angles, cache, num_live)
-    x_BTD = x_BTD + mixed_BTD
+    x_BTD = constrain(x_BTD + mixed_BTD, 'BTD')
     with jax.named_scope('mlp'):
-      return x_BTD + self.mlp(rms_norm(x_BTD, self.mlp_norm[...], self.eps)), cache
+      return constrain(x_BTD + self.mlp(rms_norm(x_BTD, self.mlp_norm[...], self.eps)), 'BTD'), cache
 
 
 class Decoder(nnx.Module):
@@ -61,8 +62,9 @@ class Decoder(nnx.Module):
         config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim, jnp.dtype(config.dtype))
     if config.positions == 'rope':
       return cache
-    distances_SD = sinusoids(capacity, config.width)
-    return cache.replace(relative=tuple(layer.attn.project_distances(distances_SD) for layer in self.layers))
+    distances_SD = sinusoids(capacity, config.width)[::-1]
+    return cache.replace(
+        relative=tuple(layer.attn.project_distances(distances_SD) for layer in self.layers)).laid_out()
 
   def __call__(self, tokens_BT: Array, positions_BT: Array, mask_BTS: Array, cache: KVCache,
                rows_BR: Array | None = None) -> Output:
@@ -71,7 +73,7 @@ class Decoder(nnx.Module):
     cache = cache.mark_positions(positions_BT)
     angles = rope_angles(self.config, positions_BT) if self.config.positions == 'rope' else None
     num_live = jnp.max(cache.length_B) + width
-    x_BTD = self.embed[tokens_BT]
+    x_BTD = constrain(self.embed[tokens_BT], 'BTD')
     for layer in self.layers:
       x_BTD, cache = layer(x_BTD, positions_BT, mask_BTS, angles, cache, num_live)
     hidden_BTD = rms_norm(x_BTD, self.final_norm[...], self.config.norm_eps)
@@ -84,7 +86,8 @@ class Decoder(nnx.Module):
     """The LM head on vectors after the final norm, [B, R, V] float32."""
     with jax.named_scope('lm_head'):
       head = self.embed if self.head is None else self.head
-      return output_major('VD,BRD->VBR', head[...], hidden_BRD, preferred_element_type=jnp.float32)
+      logits_BRV = output_major('VD,BRD->VBR', head[...], hidden_BRD, preferred_element_type=jnp.float32)
+      return gather_last(logits_BRV)  # one gather here, instead of a reduction over devices in every halving of top-p
 
   def first_layers(self, num_layers: int) -> 'Decoder':
     """The first layers with this model's embedding, final norm and head, sharing every array."""

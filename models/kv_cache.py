@@ -6,6 +6,8 @@ from jax import Array
 import jax.numpy as jnp
 import numpy as np
 
+from models.sharding import constrain, whole
+
 MAX_UNROLLED_ROWS = 32
 
 
@@ -53,7 +55,14 @@ class KVCache:
         k=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
         v=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
         position_BS=jnp.zeros((batch, capacity), jnp.int32),
-        length_B=jnp.zeros((batch,), jnp.int32))
+        length_B=jnp.zeros((batch,), jnp.int32)).laid_out()
+
+  def laid_out(self) -> 'KVCache':
+    """On a mesh: heads and rows split, positions and lengths whole on every device."""
+    split = lambda arrays, dims: tuple(constrain(x, dims) for x in arrays)
+    return KVCache(
+        k=split(self.k, 'BKSH'), v=split(self.v, 'BKSH'), position_BS=whole(self.position_BS),
+        length_B=whole(self.length_B), relative=split(self.relative, 'NSH'))
 
   @property
   def capacity(self) -> int:
@@ -68,12 +77,12 @@ class KVCache:
   def mark_positions(self, positions_BT: Array) -> 'KVCache':
     """Records the positions of the tokens about to be written at the committed length."""
     written = write_rows(self.position_BS[:, None, :, None], positions_BT[:, None, :, None], self.length_B)
-    return self.replace(position_BS=written[:, 0, :, 0])
+    return self.replace(position_BS=whole(written[:, 0, :, 0]))
 
   def write_layer(self, layer: int, k_BKTH: Array, v_BKTH: Array) -> 'KVCache':
     """Writes one layer's keys and values at the committed length; the length stays."""
-    k = write_rows(self.k[layer], k_BKTH, self.length_B)
-    v = write_rows(self.v[layer], v_BKTH, self.length_B)
+    k = constrain(write_rows(self.k[layer], k_BKTH, self.length_B), 'BKSH')
+    v = constrain(write_rows(self.v[layer], v_BKTH, self.length_B), 'BKSH')
     return self.replace(
         k=(*self.k[:layer], k, *self.k[layer + 1:]), v=(*self.v[:layer], v, *self.v[layer + 1:]))
 

@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.errors import InputError
+from models.kv_cache import KVCache
 from models.protocol import LanguageModel
+from models.sharding import put_whole, whole
 from specdec import rng
 from specdec.accept.protocol import AcceptRule
 from specdec.adaptive import AcceptanceEstimate, AdaptiveGamma
@@ -159,7 +161,7 @@ class Engine:
     stop_ZV = np.zeros((1, 1), np.int32) if request.stop_table is None else request.stop_table
     limits = Limits(eos_E, stop_ZV, np.minimum(wanted_B, self.capacity), wanted_B > self.capacity)
     seeds_B = np.asarray([seed & 0xFFFFFFFF for seed in request.seeds], np.uint32)
-    arrays = jax.device_put((tokens_BL, length_B, seeds_B, limits))
+    arrays = put_whole((tokens_BL, length_B, seeds_B, limits))
     return prefill(self, params, *arrays, request.sampling, bucket_for(self, request))
 
   def _check(self, request: Request) -> list[int]:
@@ -183,8 +185,8 @@ def bucket_for(engine: Engine, request: Request) -> int:
 
 
 def slots_for(capacity: int, gamma: int, rows: int) -> int:
-  """Slots to allocate for `capacity` tokens: one step may write γ + 1 or `rows` past them, a draft `CATCH_UP`."""
-  needed = capacity + max(gamma + 1, rows, CATCH_UP)
+  """Slots to allocate for `capacity` tokens: the last draft pass of a step may write γ - 1 + `rows` past them."""
+  needed = capacity + max(gamma + rows, CATCH_UP)
   return -(-needed // SLOT_MULTIPLE) * SLOT_MULTIPLE
 
 
@@ -200,13 +202,13 @@ def prefill(engine: Engine, params: Params, tokens_BL: Array, length_B: Array, s
     cache = params.target(tokens_BL[:, :bucket], position_BT, cache.causal_mask(bucket), cache, none_BR).cache
     draft_state = engine.drafter.init(params.draft, tokens_BL, length_B, bucket)
   zeros_B = jnp.zeros((batch,), jnp.int32)
-  return DecodeState(
+  return laid_out(DecodeState(
       tokens_BL=tokens_BL, length_B=length_B, prompt_length_B=length_B, reason_B=zeros_B, stop_state_B=zeros_B,
       origin_BL=jnp.zeros(tokens_BL.shape, jnp.int8),
       logprob_BL=jnp.zeros(tokens_BL.shape, jnp.float32) if engine.logprobs else None,
       row_key_B=rng.row_keys(seeds_B), cache=cache.with_length(length_B - 1), draft_state=draft_state,
       estimate=AcceptanceEstimate.zeros(batch) if engine.adaptive else None,
-      counters=Counters.zeros(batch, engine.gamma, len(engine.verify_widths)), sampling=sampling, limits=limits)
+      counters=Counters.zeros(batch, engine.gamma, len(engine.verify_widths)), sampling=sampling, limits=limits))
 
 
 def step(engine: Engine, params: Params, state: DecodeState) -> DecodeState:
@@ -238,9 +240,15 @@ def step(engine: Engine, params: Params, state: DecodeState) -> DecodeState:
           counters.accepted_B - state.counters.accepted_B,
           jnp.sum(counters.tested_BM - state.counters.tested_BM, axis=1))
       estimate = jax.tree.map(lambda new_B, old_B: jnp.where(live_B, new_B, old_B), updated, estimate)
-    return state.replace(
+    return laid_out(state.replace(
         cache=cache.with_length(state.length_B - 1), draft_state=engine.drafter.observe(draft_state, state.length_B),
-        estimate=estimate, counters=counters)
+        estimate=estimate, counters=counters))
+
+
+def laid_out(state: DecodeState) -> DecodeState:
+  """On a mesh, all of the state but the caches lies on every device, before a step as after it."""
+  is_cache = lambda x: isinstance(x, KVCache)
+  return jax.tree.map(lambda x: x.laid_out() if is_cache(x) else whole(x), state, is_leaf=is_cache)
 
 
 def context_of(engine: Engine, state: DecodeState) -> Context:
@@ -257,7 +265,8 @@ def context_of(engine: Engine, state: DecodeState) -> Context:
 @functools.partial(jax.jit, static_argnames=('engine',), donate_argnames=('state',))
 def run(engine: Engine, params: Params, state: DecodeState) -> DecodeState:
   """All steps, in one device loop."""
-  return jax.lax.while_loop(lambda s: jnp.any(s.live_B), lambda s: step(engine, params, s), state)
+  return laid_out(
+      jax.lax.while_loop(lambda s: jnp.any(s.live_B), lambda s: step(engine, params, s), state))
 
 
 @functools.partial(jax.jit, static_argnames=('engine',), donate_argnames=('state',))

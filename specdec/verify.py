@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from models.kv_cache import KVCache
 from models.protocol import LanguageModel
 from specdec.draft import Draft
+from specdec.padded import padded_pass
 from specdec.run_if import run_if
 from specdec.warp import Sampling, warp
 
@@ -50,11 +51,7 @@ def verify(target: LanguageModel, cache: KVCache, newest_B: Array, draft: Draft,
 
   def at_width(width: int, carry: tuple[Scores, KVCache]) -> tuple[Scores, KVCache]:
     scores, cache = carry
-    padded = max(width, rows)
-    padded_BT = jnp.pad(tokens_BT[:, :width], ((0, 0), (0, padded - width)))
-    position_BT = cache.length_B[:, None] + jnp.arange(padded)
-    rows_BR = None if padded == width else jnp.broadcast_to(jnp.arange(width), (batch, width))
-    output = target(padded_BT, position_BT, cache.causal_mask(padded), cache, rows_BR)
+    output = padded_pass(target, tokens_BT[:, :width], cache, rows)
     logits_BTV = output.logits_BRV[..., :num_tokens]
     scores = scores.replace(probs_BTV=scores.probs_BTV.at[:, :width].set(warp(logits_BTV, sampling)))
     if logprobs:

@@ -11,6 +11,8 @@ from experiments import audits, exactness
 from experiments.verdict import at_least, at_most
 from launch.prompts import load_prompts
 from launch.session import Completion, Session
+from models.errors import InputError
+from specdec.accept import RULES
 
 
 @functools.cache
@@ -31,7 +33,7 @@ def prompts():
 
 
 def test_greedy_text_passes():
-  likeliest, logprobs = audits.teacher_forced(session(), prompts(), completions())
+  likeliest, logprobs = audits.teacher_forced(session(), prompts(), 'plain', completions())
   assert likeliest.passed and likeliest.value == 0
   assert logprobs.passed and logprobs.value < 1e-5
 
@@ -40,13 +42,13 @@ def test_a_token_that_is_not_the_likeliest_is_found():
   tokens = list(completions()[0].token_ids)
   tokens[5] ^= 1
   wrong = [dataclasses.replace(completions()[0], token_ids=tokens)]
-  likeliest, logprobs = audits.teacher_forced(session(), prompts()[:1], wrong)
+  likeliest, logprobs = audits.teacher_forced(session(), prompts()[:1], 'plain', wrong)
   assert not likeliest.passed and not logprobs.passed
 
 
 def test_a_wrong_logprob_is_found():
   wrong = [dataclasses.replace(completions()[0], logprobs=[x + 2e-4 for x in completions()[0].logprobs])]
-  likeliest, logprobs = audits.teacher_forced(session(), prompts()[:1], wrong)
+  likeliest, logprobs = audits.teacher_forced(session(), prompts()[:1], 'plain', wrong)
   assert likeliest.passed and not logprobs.passed
   assert logprobs.value == pytest.approx(2e-4, abs=2e-5)
 
@@ -94,3 +96,40 @@ def test_verdicts():
   assert at_most('', '', 1.0, 1.0).passed and not at_most('', '', 1.1, 1.0).passed
   assert at_least('', '', 1.0, 1.0).passed and not at_least('', '', 0.9, 1.0).passed
   assert not at_most('', '', float('nan'), 1.0).passed and not at_least('', '', float('nan'), 1.0).passed
+
+
+@pytest.mark.parametrize('variant', ['none', 'model', 'simulated'])
+def test_every_rule_and_drafter_is_shown(variant, monkeypatch):
+  """On the model: those that any config can run, and the config's own."""
+  config = tiny.get_config(variant)
+  model = exactness.ModelRungs(config)
+  drafters = {'lookup', 'self', 'simulated'} | {variant} - {'none'}
+  seen = {'equality': [], 'own_draft': [], 'caches': [], 'teacher_forced': []}
+
+  def note(rung, session, prompts, check, *texts):
+    rule, temperature = session.engine.rule.name, session.config.sampling.temperature
+    seen[rung].append((rule, session.config.drafter.name, temperature))
+    assert rule in check and session.engine.gamma == 4
+    return []
+
+  for rung in seen:
+    monkeypatch.setattr(audits, rung, functools.partial(note, rung))
+  monkeypatch.setattr(model, 'texts', lambda *key: [])
+  for rung in (model.equality, model.own_draft, model.caches, model.audit):
+    rung()
+  each = lambda rules, temperature: {(rule, drafter, temperature) for rule in rules for drafter in drafters}
+  assert set(seen['equality']) == each(RULES, 0.0) | each(['coupled'], 1.0)
+  assert set(seen['caches']) == each(RULES, 0.0) | each(RULES, 1.0)
+  assert set(seen['teacher_forced']) == each(RULES, 0.0)
+  assert {(rule, temperature) for rule, _, temperature in seen['own_draft']} == {
+      (rule, temperature) for rule in RULES for temperature in (0.0, 1.0)}
+
+
+def test_a_lossy_rule_is_refused(monkeypatch):
+  lossy = types.SimpleNamespace(name='typical', lossless=False)
+  monkeypatch.setitem(RULES, 'typical', lossy)
+  config = tiny.get_config('model')
+  exactness.check_lossless(config)
+  config.accept.rule = 'typical'
+  with pytest.raises(InputError, match=r"'typical' is lossy.*: use one of rejection, coupled$"):
+    exactness.check_lossless(config)

@@ -16,7 +16,7 @@ ARRAYS_ONLY = ('specdec.accept', 'specdec.tree', 'specdec.warp', 'specdec.wide',
 NO_MODEL = ('specdec.drafters.lookup', 'specdec.drafters.empty', 'specdec.drafters.simulated',
             'specdec.drafters.protocol')
 HEAD_DRAFTERS = ('specdec.drafters.medusa', 'specdec.drafters.eagle')
-OF_MODELS = ('models.protocol', 'models.kv_cache', 'models.errors')  # what the loop sees of a model
+OF_MODELS = ('models.protocol', 'models.kv_cache', 'models.errors', 'models.sharding')  # what the loop sees of a model
 
 
 def modules() -> dict[str, Path]:

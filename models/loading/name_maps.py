@@ -90,7 +90,7 @@ RULES = (
     Rule('layers.{}.attn.q_norm', ('model.layers.{}.self_attn.q_norm.weight',), ('blk.{}.attn_q_norm.weight',)),
     Rule('layers.{}.attn.k_norm', ('model.layers.{}.self_attn.k_norm.weight',), ('blk.{}.attn_k_norm.weight',)),
     Rule('layers.{}.attn.out',
-         ('model.layers.{}.self_attn.o_proj.weight',), ('blk.{}.attn_output.weight',), columns=2),
+         ('model.layers.{}.self_attn.o_proj.weight',), ('blk.{}.attn_output.weight',), columns=1),
     Rule('layers.{}.mlp_norm', ('model.layers.{}.post_attention_layernorm.weight',), ('blk.{}.ffn_norm.weight',)),
     Rule('layers.{}.mlp.up',
          ('model.layers.{}.mlp.gate_proj.weight', 'model.layers.{}.mlp.up_proj.weight'),

@@ -12,6 +12,7 @@ from models.protocol import LanguageModel
 from specdec import rng
 from specdec.draft import Draft
 from specdec.drafters.protocol import Context
+from specdec.padded import padded_pass
 from specdec.run_if import run_if
 from specdec.warp import warp
 
@@ -30,13 +31,12 @@ class ModelDraftState:
   cache: KVCache
 
 
-def feed(model: LanguageModel, cache: KVCache, tokens_BL: Array, start_B: Array, width: int,
-         rows_BR: Array) -> tuple[Array, KVCache]:
-  """Runs the `width` tokens from `start` of each row; logits of the asked rows, and the cache at `start`."""
-  position_BT = start_B[:, None] + jnp.arange(width)
-  tokens_BT = jnp.take_along_axis(tokens_BL, jnp.minimum(position_BT, tokens_BL.shape[1] - 1), axis=1)
-  cache = cache.with_length(start_B)
-  output = model(tokens_BT, position_BT, cache.causal_mask(width), cache, rows_BR)
+def feed(model: LanguageModel, cache: KVCache, tokens_BL: Array, start_B: Array, width: int, rows: int,
+         wanted_BR: Array) -> tuple[Array, KVCache]:
+  """Runs the `width` tokens from `start` of each row; logits of the wanted ones, and the cache at `start`."""
+  position_BT = jnp.minimum(start_B[:, None] + jnp.arange(width), tokens_BL.shape[1] - 1)
+  tokens_BT = jnp.take_along_axis(tokens_BL, position_BT, axis=1)
+  output = padded_pass(model, tokens_BT, cache.with_length(start_B), rows, wanted_BR)
   return output.logits_BRV, output.cache
 
 
@@ -51,10 +51,12 @@ class Model:
   Attributes:
     num_tokens: ids both vocabularies share; padding logits beyond are cut before the law is made.
     capacity: cache slots per row.
+    rows: query rows per pass, at least (`specdec.padded`).
   """
 
   num_tokens: int
   capacity: int
+  rows: int = 1
 
   name = 'model'
 
@@ -62,7 +64,7 @@ class Model:
     batch = tokens_BL.shape[0]
     cache = params.init_cache(batch, self.capacity)
     none_BR = jnp.zeros((batch, 0), jnp.int32)
-    _, cache = feed(params, cache, tokens_BL, jnp.zeros_like(length_B), bucket, none_BR)
+    _, cache = feed(params, cache, tokens_BL, jnp.zeros_like(length_B), bucket, 1, none_BR)
     return ModelDraftState(cache.with_length(jnp.maximum(length_B - 2, 0)))
 
   def propose(self, params: LanguageModel, state: ModelDraftState, context: Context,
@@ -71,13 +73,14 @@ class Model:
     count_B = jnp.where(fits_B & context.live_B, context.gamma_B, 0)
     num_passes = jnp.max(count_B)
     batch, vocab = count_B.shape[0], self.num_tokens
-    cache = run_if(num_passes > 0, lambda cache: self._catch_up(params, cache, context), state.cache)
+    with jax.named_scope('catch_up'):
+      cache = run_if(num_passes > 0, lambda cache: self._catch_up(params, cache, context), state.cache)
 
     def newest_two(carry):
       tokens_BM, probs_BMV, cache = carry
       start_B = jnp.maximum(context.length_B - 2, 0)
       newest_B1 = (context.length_B - 1 - start_B)[:, None]
-      logits_B1V, cache = feed(params, cache, context.tokens_BL, start_B, 2, newest_B1)
+      logits_B1V, cache = feed(params, cache, context.tokens_BL, start_B, 2, self.rows, newest_B1)
       token_B, law_BV = self._draw(logits_B1V, context, 0)
       return tokens_BM.at[:, 0].set(token_B), probs_BMV.at[:, 0].set(law_BV), cache
 
@@ -85,13 +88,15 @@ class Model:
       tokens_BM, probs_BMV, cache = carry
       cache = cache.with_length(context.length_B + index - 1)
       newest_B1 = jax.lax.dynamic_slice_in_dim(tokens_BM, index - 1, 1, axis=1)
-      output = params(newest_B1, cache.length_B[:, None], cache.causal_mask(1), cache)
+      output = padded_pass(params, newest_B1, cache, self.rows)
       token_B, law_BV = self._draw(output.logits_BRV, context, index)
       return tokens_BM.at[:, index].set(token_B), probs_BMV.at[:, index].set(law_BV), output.cache
 
     carry = (jnp.zeros((batch, gamma), jnp.int32), jnp.zeros((batch, gamma, vocab), jnp.float32), cache)
-    carry = run_if(num_passes > 0, newest_two, carry) if gamma else carry
-    tokens_BM, probs_BMV, cache = jax.lax.fori_loop(1, num_passes, last_drafted, carry) if gamma > 1 else carry
+    with jax.named_scope('first'):
+      carry = run_if(num_passes > 0, newest_two, carry) if gamma else carry
+    with jax.named_scope('next'):
+      tokens_BM, probs_BMV, cache = jax.lax.fori_loop(1, num_passes, last_drafted, carry) if gamma > 1 else carry
     fed_B = jnp.where(context.live_B & (num_passes > 0), context.length_B + num_passes - 1, state.cache.length_B)
     return Draft(tokens_BM, probs_BMV, count_B), ModelDraftState(cache.with_length(fed_B))
 
@@ -107,7 +112,7 @@ class Model:
 
     def chunk(cache):
       start_B = cache.length_B
-      _, cache = feed(params, cache, context.tokens_BL, start_B, CATCH_UP, none_BR)
+      _, cache = feed(params, cache, context.tokens_BL, start_B, CATCH_UP, 1, none_BR)
       return cache.with_length(jnp.maximum(start_B, jnp.minimum(start_B + CATCH_UP, wanted_B)))
 
     return jax.lax.while_loop(lambda cache: jnp.any(cache.length_B < wanted_B), chunk, cache)

@@ -1,0 +1,77 @@
+"""How many tests fail when a known mistake is planted.
+
+    python -m experiments.planted --rows=experiments/results/planted.jsonl
+
+Each mistake of `experiments.mutations` in turn takes the place of the right part (`experiments.planting`), and `TESTS`
+run on it: some 20 seconds each, 10 minutes in all. Exit status 1 if one goes unnoticed, or if a test fails with nothing
+planted.
+"""
+
+from collections.abc import Sequence
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+from xml.etree import ElementTree
+
+from absl import flags
+
+from experiments import planting
+from launch import cli, results
+from launch.errors import RunError, failed
+from launch.progress import track
+from launch.table import Column, print_table
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TESTS = ('tests/test_enumeration.py', 'tests/test_chi_square.py', 'tests/test_coupled.py', 'tests/test_warp.py')
+COLUMNS = [Column('planted'), Column('failed', 'tests that fail'), Column('tests', 'of'), Column('verdict'),
+           Column('seconds', format='.0f')]
+NOTHING = ''
+
+
+def counts(mutation: str, tests: Sequence[str] = TESTS) -> dict[str, int]:
+  """How many of the tests fail with a mutation planted, and how many there are.
+
+  Raises:
+    RunError: pytest did not get so far as to count them.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    report = pathlib.Path(folder) / 'report.xml'
+    command = [sys.executable, '-m', 'pytest', '-p', 'experiments.planting', '-p', 'no:cacheprovider', '--tb=no',
+               f'--junitxml={report}', *tests]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {planting.VARIABLE: mutation}, capture_output=True,
+                          text=True, check=False)
+    if not report.exists():
+      raise RunError(f'pytest ended with status {done.returncode}: {(done.stderr or done.stdout).strip()[-200:]}')
+    suite = ElementTree.parse(report).getroot().find('testsuite')
+  return {'failed': int(suite.get('failures')) + int(suite.get('errors')), 'tests': int(suite.get('tests'))}
+
+
+def row_of(mutation: str) -> dict[str, Any]:
+  start = time.perf_counter()
+  row = {'planted': mutation or 'nothing', **counts(mutation), 'seconds': time.perf_counter() - start}
+  if mutation:
+    return row | {'verdict': 'ok' if row['failed'] else 'UNNOTICED'}
+  return row | {'verdict': 'FAILED' if row['failed'] else 'ok'}
+
+
+def main() -> int:
+  results.check_writable(ROWS.value)
+  mutations, rows = [NOTHING, *planting.plants()], []
+  for mutation in track(mutations, len(mutations), 'planted'):
+    try:
+      rows.append(row_of(mutation))
+    except RunError as error:
+      return failed(error)
+    results.append_row(ROWS.value, rows[-1] | {'test_files': TESTS} | results.environment())
+  print_table(rows, COLUMNS, file=cli.output(), marked=lambda row: row['verdict'] != 'ok')
+  cli.write_json(rows)
+  return 0 if all(row['verdict'] == 'ok' for row in rows) else 1
+
+
+if __name__ == '__main__':
+  ROWS = flags.DEFINE_string('rows', 'results/planted.jsonl', 'Rows are appended here.')
+  cli.run(main)
