@@ -147,7 +147,7 @@ class Attention(nnx.Module):
     return bias[...].reshape(config.num_kv_heads, config.group_size, 1, config.head_dim)
 
   def _distance_scores(self, q_BKGTH: Array, cache: KVCache) -> Array:
-    """Terms (b) and (d) of Dai et al. (2019), equation 5, [B, K, G, T, S]."""
+    """Terms (b) and (d) of Dai et al. (2019), equation 5, [B, K, G, T, S]; a distance counts slots: no trees here."""
     config = self.config
     relative_KGSH = cache.relative[self.layer].reshape(
         config.num_kv_heads, config.group_size, cache.capacity, config.head_dim)
