@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from models.protocol import LanguageModel
 from specdec.draft import Draft
-from specdec.engine import Engine, Params, context_of
+from specdec.engine import Engine, Params, context_of, laid_out
 from specdec.state import DecodeState
 from specdec.verify import verify
 
@@ -61,7 +61,7 @@ def target_passes(engine: Engine, width: int, target: LanguageModel, state: Deco
       never_B |= jnp.sum(scores.logprobs_BTV[..., 0], axis=1) > 0
     return _used(state.replace(cache=cache), never_B)
 
-  return jax.lax.fori_loop(0, PASSES, one, state)
+  return laid_out(jax.lax.fori_loop(0, PASSES, one, state))
 
 
 @functools.partial(jax.jit, static_argnames=('engine', 'repeats'), donate_argnames=('state',))
@@ -76,7 +76,7 @@ def drafts(engine: Engine, repeats: int, draft_params: Any, state: DecodeState) 
       never_B |= jnp.sum(draft.probs_BMV[..., 0], axis=1) > engine.gamma
     return _used(state.replace(draft_state=engine.drafter.observe(draft_state, state.length_B)), never_B)
 
-  return jax.lax.fori_loop(0, repeats, one, state)
+  return laid_out(jax.lax.fori_loop(0, repeats, one, state))
 
 
 def _used(state: DecodeState, never_B: Array) -> DecodeState:
@@ -86,4 +86,5 @@ def _used(state: DecodeState, never_B: Array) -> DecodeState:
   once for all repeats.
   """
   row_B = jnp.arange(never_B.shape[0])
-  return state.replace(tokens_BL=state.tokens_BL.at[row_B, state.length_B - 1].add(never_B.astype(jnp.int32)))
+  tokens_BL = state.tokens_BL.at[row_B, state.length_B - 1].add(never_B.astype(jnp.int32))
+  return laid_out(state.replace(tokens_BL=tokens_BL))

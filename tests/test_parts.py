@@ -12,6 +12,7 @@ from specdec.drafters import Lookup, Model, Simulated
 from specdec.engine import Engine, Params
 from specdec.state import DecodeState
 from tests.test_compiled import IN_PLACE, instructions
+from tests.test_sharding import on_mesh, placed
 from tests.toys import SLOTS, VOCAB, draft, engine, recorded, request, target
 
 DRAFTERS = {
@@ -96,3 +97,18 @@ def test_all_of_a_draft_is_timed_even_where_a_row_wants_less():
   for row, length in enumerate(before.length_B):
     changed = np.any(keys[0][row] != keys[1][row], axis=(0, 2))
     assert changed[length:length + 3].all() and not changed[length + 3:].any()
+
+
+def test_on_a_mesh_parts_leave_the_state_laid_out(count_compiles):
+  """As before a step and after it: else the next call would compile anew, while the clock runs."""
+  with on_mesh(2, 4) as mesh:
+    eng, params = engine(Model(VOCAB, SLOTS), 4), Params(placed(target(), mesh), placed(draft(), mesh))
+    state = eng.start(params, request(30, prompts=[(5, 6, 7)] * 4, seeds=range(4)))
+    alone = parts.Parts(eng, params, state)
+    for part in (lambda: alone.target_passes(5), alone.drafts):
+      part()
+      with count_compiles() as count:
+        after = part()
+      assert count.total == 0
+  for before, now in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
+    assert now.sharding.is_equivalent_to(before.sharding, before.ndim)
