@@ -27,6 +27,10 @@ TINY = {'vocab_size': 264, 'width': 64, 'head_dim': 16, 'ff_width': 128, 'max_po
 RANDOM_MODELS: dict[str, tuple[Callable[[], DecoderConfig], int]] = {  # name: config, seed of the weights
     'tiny_target': (lambda: DecoderConfig.tiny(**TINY), 0),
     'tiny_draft': (lambda: DecoderConfig.tiny(**TINY, num_layers=1), 1),
+    'chinchilla_70b': (DecoderConfig.chinchilla_70b, 0),
+    'chinchilla_4b': (DecoderConfig.chinchilla_4b, 1),
+    'llama2_70b': (DecoderConfig.llama2_70b, 0),
+    'llama2_7b': (DecoderConfig.llama2_7b, 1),
 }
 
 PRECISIONS = ('default', 'high', 'highest')
@@ -64,17 +68,21 @@ def _given_by(section: str) -> Iterator[None]:
     raise InputError(f'{section}: {error}') from error
 
 
+def random_config(section: ConfigDict, attention_block: int) -> tuple[DecoderConfig, int]:
+  """The model of a source 'random:NAME', and the seed of its weights."""
+  name = section.source.removeprefix('random:')
+  if name not in RANDOM_MODELS:
+    raise InputError(f'source={section.source!r} is unknown: after random: use one of {", ".join(RANDOM_MODELS)}')
+  make, seed = RANDOM_MODELS[name]
+  return dataclasses.replace(make(), dtype=float_dtype(section.dtype), attention_block=attention_block or None), seed
+
+
 def build_model(section: ConfigDict, attention_block: int) -> tuple[Decoder, AnyTokenizer]:
   """The model of a `target` or `drafter` section: `source` is 'embedded', 'random:NAME' or a path."""
   source, block, mesh = section.source, attention_block or None, jax.sharding.get_mesh()
   mesh = None if mesh.empty else mesh
   if source.startswith('random:'):
-    name = source.removeprefix('random:')
-    if name not in RANDOM_MODELS:
-      raise InputError(f'source={source!r} is unknown: after random: use one of {", ".join(RANDOM_MODELS)}')
-    make, seed = RANDOM_MODELS[name]
-    config = dataclasses.replace(make(), dtype=float_dtype(section.dtype), attention_block=block)
-    return random_decoder(config, seed, mesh), ByteTokenizer()
+    return random_decoder(*random_config(section, attention_block), mesh), ByteTokenizer()
   path = embedded_model() if source == 'embedded' else pathlib.Path(source)
   model, _ = load_decoder(path, dtype=section.dtype, mesh=mesh, attention_block=block)
   tokenizer = Tokenizer.of_model(path)

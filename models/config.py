@@ -131,6 +131,13 @@ class DecoderConfig:
     return cls(**(fields | changes))
 
   @classmethod
+  def llama2_70b(cls, **changes) -> 'DecoderConfig':
+    fields = dict(
+        vocab_size=32_000, width=8192, num_layers=80, num_heads=64, num_kv_heads=8, head_dim=128, ff_width=28_672,
+        max_positions=4096, dtype='bfloat16')
+    return cls(**(fields | changes))
+
+  @classmethod
   def llama3_8b(cls, **changes) -> 'DecoderConfig':
     """Llama 3.1, with its rope scaling."""
     fields = dict(

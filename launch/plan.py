@@ -1,0 +1,266 @@
+"""Says before a TPU slice is paid for whether a config fits on it, what is compiled for it, and what it should cost.
+
+    python -m launch.plan --config=configs/chinchilla.py --topology=v4-32
+    python -m launch.plan --config=configs/chinchilla.py --topology=v5e-16 --assume=hop_us=2.7,hbm_share=0.8
+    python -m launch.plan --config=configs/chinchilla.py --topology=8xH100
+
+No TPU is needed: the compiler of `pip install -e '.[tpu]'` compiles for a described slice, with shapes instead of
+weights. GPUs (COUNTxA100, H100 or H200) are planned by roofline only. Structure and memory are facts about this
+compiler's programs; times are predictions, and stand in columns of their own beside published figures. Fields of
+--json_out:
+
+    topology, chips, hosts            the slice
+    fits                              whether weights, caches, temporaries and code fit into a chip's memory
+    usable_gib, weights_gib, cache_gib, temp_mib, code_mib      of one chip; temporaries are the largest of the programs
+    loop_copies, vector_dots          of decode loops: copies of caches or weights; products off the matrix unit
+    all_reduces_per_pass              by part of a step: of layers, others (embedding), all-gathers (logits)
+    aliased, aliased_mib              whether all of the state that a loop is given is written in place
+    same_shardings                    whether a loop hands the state back laid out as it came
+    floor_ms                          bytes of a plain pass over the peak bandwidth
+    predicted_ms_plain, _draft, _verify         see launch/estimate.py; plain and verify include accept and commit
+    workloads                         ms per token at the acceptance of each
+    published_ms_plain                of the paper that the config sets up
+    assumptions, derivation           what the predictions rest on, and each as a sum
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from launch import cli, estimate
+from launch.build import check_fields
+from launch.chips import CHIPS, GIB, gpus_of
+from launch.compile_ahead import (
+  Compiled,
+  DoesNotFitError,
+  Programs,
+  described_mesh,
+  device_bytes,
+  kept_arrays,
+  need_compiler,
+  programs_of,
+)
+from launch.estimate import FIRST, NEXT, REST, VERIFY, Assumptions, Pass, Step, Workload
+from launch.roofline import roofline
+from launch.slices.table import Slice, slice_of
+from launch.table import Column, print_table
+from models.decoder import Decoder
+from models.errors import InputError
+from models.kv_cache import KVCache
+from specdec.state import DecodeState
+
+MIB = 1 << 20
+PROGRAMS = ('speculative', 'plain', 'prefill')
+UNREAD = 'relative'  # projected into the cache once, then never read
+MEMORY = (('weights', 'weights_gib', 2, 'GiB'), ('caches', 'cache_gib', 2, 'GiB'),
+          ('temporaries', 'temp_mib', 1, 'MiB'), ('code', 'code_mib', 0, 'MiB'), ('usable', 'usable_gib', 2, 'GiB'))
+WORKLOAD_COLUMNS = (
+    Column('name', 'workload'), Column('alpha', format='.3f'), Column('gamma', 'γ'),
+    Column('tokens_per_pass', 'tokens/pass', '.2f'), Column('measured_ms_per_token', 'measured ms/token', '.2f'),
+    Column('predicted_ms_per_token', 'predicted ms/token', '.2f'),
+    Column('published_ms_per_token', 'published ms/token', '.2f'),
+    Column('predicted_speedup', 'predicted speed-up', '.2f'))
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """Bytes on one chip.
+
+  Attributes:
+    weights: of all models.
+    state: caches, and whatever else the loop carries.
+    target_pass, draft_pass: what one pass reads.
+  """
+
+  weights: int
+  state: int
+  target_pass: int
+  draft_pass: int
+
+  @classmethod
+  def of(cls, programs: Programs, state: DecodeState) -> 'Sizes':
+    params, draft_cache = programs.params, getattr(state.draft_state, 'cache', None)
+    return cls(
+        weights=device_bytes(params), state=device_bytes(state), target_pass=_read(params.target, state.cache),
+        draft_pass=_read(params.draft, draft_cache) if draft_cache is not None else 0)
+
+
+def _read(model: Decoder, cache: KVCache) -> int:
+  """Bytes that one pass reads; of an embedding that is not the head as well, a few rows only."""
+  unread = (UNREAD,) if model.head is None else (UNREAD, 'embed')
+  return device_bytes(model, unread) + device_bytes((cache.k, cache.v, cache.relative))
+
+
+def plan(config: ConfigDict, made: Slice, assume: Sequence[str] = (), wanted: Sequence[str] = PROGRAMS,
+         prompt_tokens: int = 256) -> dict[str, Any]:
+  """All facts about a config on a slice; without times if it does not fit, with the reason under `problem`.
+
+  Args:
+    config: of a decode command.
+    made: the slice.
+    assume: see `Assumptions.of`.
+    wanted: which of `PROGRAMS` to compile.
+    prompt_tokens: width of the prefill pass.
+
+  Raises:
+    InputError: see `described_mesh` and `programs_of`.
+  """
+  check_fields(config)
+  chip = CHIPS[made.generation]
+  assumptions = Assumptions.of(made, chip, assume)
+  workloads = list(estimate.workloads_of(config))
+  programs = programs_of(config, described_mesh(made, config.mesh))
+  state = programs.state(config.engine.batch, prompt_tokens)
+  sizes = Sizes.of(programs, state)
+  facts = {
+      'topology': made.name, 'chips': made.chips, 'hosts': made.hosts, 'usable_gib': chip.usable_gib,
+      'weights_gib': sizes.weights / GIB, 'cache_gib': sizes.state / GIB, 'gamma': programs.engine.gamma,
+      'rows': programs.engine.rows, 'floor_ms': sizes.target_pass / (chip.hbm_gbs * 1e6),
+      'assumptions': dataclasses.asdict(assumptions)}
+  excess = (sizes.weights + sizes.state) / GIB - chip.usable_gib
+  if excess > 0:
+    return facts | {'fits': False, 'problem': _too_big(made, sizes, f'{excess:.2f} GiB a chip too much')}
+  try:
+    compiled = _compile(programs, config.engine.batch, prompt_tokens, wanted)
+  except DoesNotFitError as error:
+    return facts | {'fits': False, 'problem': _too_big(made, sizes, str(error))}
+  facts |= _structure(programs, state, compiled)
+  resident = sizes.weights + sizes.state + max(program.temp_bytes + program.code_bytes for program in compiled.values())
+  facts['fits'] = resident <= chip.usable_gib * GIB
+  if not facts['fits']:
+    return facts | {'problem': _too_big(made, sizes, f'{resident / GIB - chip.usable_gib:.2f} GiB a chip too much')}
+  return facts | _times(config, programs, sizes, compiled, assumptions, workloads)
+
+
+def _compile(programs: Programs, batch: int, bucket: int, wanted: Sequence[str]) -> dict[str, Compiled]:
+  compiled = {}
+  if 'speculative' in wanted and programs.engine.gamma:
+    compiled['speculative'] = programs.compile_loop(batch, bucket)
+  if 'plain' in wanted or not programs.engine.gamma:
+    compiled['plain'] = programs.plain.compile_loop(batch, bucket)
+  if 'prefill' in wanted:
+    compiled['prefill'] = programs.compile_prefill(batch, bucket)
+  return compiled
+
+
+def _too_big(made: Slice, sizes: Sizes, excess: str) -> str:
+  """By how much, and which knob helps."""
+  knob = 'lower engine.capacity or engine.batch' if sizes.state > sizes.weights else (
+      'take a larger slice and raise mesh.model, or a smaller target.dtype')
+  return (f'does not fit on {made.name}: {excess} (weights {sizes.weights / GIB:.2f}, caches {sizes.state / GIB:.2f} '
+          f'GiB a chip): {knob}')
+
+
+def _structure(programs: Programs, state: DecodeState, compiled: Mapping[str, Compiled]) -> dict[str, Any]:
+  """What the compiled programs are like."""
+  kept = kept_arrays((programs.params, state.cache, getattr(state.draft_state, 'cache', None)))
+  loops = {name: program for name, program in compiled.items() if name != 'prefill'}
+  return {
+      'temp_mib': max(program.temp_bytes for program in compiled.values()) / MIB,
+      'temp_mib_by_program': {name: program.temp_bytes / MIB for name, program in compiled.items()},
+      'code_mib': max(program.code_bytes for program in compiled.values()) / MIB,
+      'loop_copies': [f'{name}: {copy}' for name, loop in loops.items() for copy in loop.program.loop_copies(kept)],
+      'vector_dots': [f'{name}: {dot}' for name, loop in loops.items() for dot in loop.program.vector_dots()],
+      'aliased': all(loop.aliased for loop in loops.values()),
+      'aliased_mib': max((loop.aliased_bytes for loop in loops.values()), default=0) / MIB,
+      'same_shardings': all(loop.same_shardings for loop in loops.values())}
+
+
+def _times(config: ConfigDict, programs: Programs, sizes: Sizes, compiled: Mapping[str, Compiled],
+           assumptions: Assumptions, workloads: Sequence[Workload]) -> dict[str, Any]:
+  """Predictions; of what was not compiled, None."""
+  work = {name: estimate.work_of(loop.program, assumptions) for name, loop in compiled.items() if name != 'prefill'}
+  target = lambda name: Pass.of(work[name][VERIFY] + work[name][REST], sizes.target_pass, assumptions)
+  passes = {'plain': target('plain')} if 'plain' in work else {}
+  reduces = {'plain': work['plain'][VERIFY]} if 'plain' in work else {}
+  if 'speculative' in work:
+    works = work['speculative']
+    passes['verify'], reduces['verify'] = target('speculative'), works[VERIFY]
+    for name, part in (('draft first', FIRST), ('draft next', NEXT)):
+      if sizes.draft_pass:
+        passes[name], reduces[name] = Pass.of(works[part], sizes.draft_pass, assumptions), works[part]
+  rows = []
+  if 'plain' in passes and 'verify' in passes:
+    nothing = Pass(0.0, 0.0, 0.0, 0.0)  # a drafter without a model
+    first, following = passes.get('draft first', nothing), passes.get('draft next', nothing)
+    step = Step(passes['plain'], first, following, passes['verify'])
+    rows = [workload.row(step, programs.engine.gamma) for workload in workloads]
+  milliseconds = lambda name: passes[name].ms if name in passes else None
+  return {
+      'all_reduces_per_pass': {name: {
+          'layers': part.layer_reduces, 'other': part.other_reduces, 'all_gathers': part.gathers}
+          for name, part in reduces.items()},
+      'predicted_ms_plain': milliseconds('plain'), 'predicted_ms_draft': milliseconds('draft next'),
+      'predicted_ms_draft_first': milliseconds('draft first'), 'predicted_ms_verify': milliseconds('verify'),
+      'published_ms_plain': estimate.published_plain_ms(config), 'workloads': rows,
+      'derivation': {name: str(one) for name, one in passes.items()}}
+
+
+def show(facts: Mapping[str, Any]) -> None:
+  """Prints the facts: memory, structure, times, and what the times rest on."""
+  hosts = f' on {facts["hosts"]} hosts' if facts['hosts'] else ''
+  cli.say(f'{facts["topology"]}: {facts["chips"]} chips{hosts}')
+  memory = [f'{name} {facts[key]:.{digits}f} {unit}' for name, key, digits, unit in MEMORY if key in facts]
+  cli.say(f'memory of a chip: {", ".join(memory)}; fits: {_yes(facts["fits"])}')
+  if 'loop_copies' in facts:
+    _show_structure(facts)
+  if 'predicted_ms_plain' in facts:
+    _show_times(facts)
+
+
+def _show_structure(facts: Mapping[str, Any]) -> None:
+  for name, found in (('copies of caches or weights in loops', 'loop_copies'),
+                      ('products off the matrix unit', 'vector_dots')):
+    cli.say('\n  '.join([f'{name}: {len(facts[found]) or "none"}', *facts[found]]))
+  cli.say(f'state written in place: {_yes(facts["aliased"])} ({facts["aliased_mib"]:.1f} MiB a chip), '
+          f'handed back as it lay: {_yes(facts["same_shardings"])}')
+  for name, counts in facts.get('all_reduces_per_pass', {}).items():
+    cli.say(f'{name} pass: {counts["layers"]} all-reduces of layers (attention and MLP), {counts["other"]} of the '
+            f'embedding, {counts["all_gathers"]} all-gather of the logits')
+
+
+def _show_times(facts: Mapping[str, Any]) -> None:
+  cli.say(f'floor of a plain pass (bytes over peak bandwidth): {facts["floor_ms"]:.2f} ms')
+  if 'assumptions' in facts:
+    assumed = ', '.join(f'{name}={value:g}' for name, value in facts['assumptions'].items())
+    cli.say(f'assumed (--assume=NAME=NUMBER,...): {assumed}')
+    for name, sum_ms in facts['derivation'].items():
+      cli.say(f'predicted ms, {name} pass: {sum_ms}')
+  plain = {'name': 'plain decoding', 'measured_ms_per_token': None, 'predicted_speedup': 1.0,
+           'predicted_ms_per_token': facts['predicted_ms_plain'], 'published_ms_per_token': facts['published_ms_plain']}
+  print_table([plain, *facts['workloads']], WORKLOAD_COLUMNS, file=cli.output())
+
+
+def _yes(fact: bool) -> str:
+  return 'yes' if fact else 'NO'
+
+
+def main() -> int | None:
+  if not TOPOLOGY.value:
+    raise InputError('--topology is missing: name a slice such as v4-32, or GPUs such as 8xH100')
+  config, gpus = cli.config_of(CONFIG), gpus_of(TOPOLOGY.value)
+  unknown = sorted(set(ONLY.value) - set(PROGRAMS))
+  if unknown:
+    raise InputError(f'--only={unknown[0]} is no program: use some of {", ".join(PROGRAMS)}')
+  if gpus:
+    facts = roofline(config, *gpus)
+  else:
+    made = slice_of(TOPOLOGY.value)
+    need_compiler()
+    facts = plan(config, made, ASSUME.value, ONLY.value, PROMPT_TOKENS.value)
+  show(facts)
+  cli.write_json(facts)
+  if not facts['fits']:
+    raise InputError(facts['problem'])
+
+
+if __name__ == '__main__':
+  CONFIG = cli.define_config('configs/chinchilla.py')
+  TOPOLOGY = flags.DEFINE_string('topology', None, 'A slice such as v4-32, v5p-32, v5e-16, v6e-16; or GPUs: 8xH100.')
+  ASSUME = flags.DEFINE_list('assume', [], 'NAME=NUMBER: assumptions to change, such as hop_us=2.7.')
+  ONLY = flags.DEFINE_list('only', list(PROGRAMS), f'Which programs to compile, of {", ".join(PROGRAMS)}.')
+  PROMPT_TOKENS = flags.DEFINE_integer('prompt_tokens', 256, 'Width of the prefill pass.', lower_bound=1)
+  cli.run(main, alone=True)

@@ -1,0 +1,54 @@
+"""What GPUs could do at best: bytes over memory bandwidth, or arithmetic over its peak; links cost nothing here."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from launch.build import check_fields
+from launch.chips import GIB, Chip
+from launch.compile_ahead import model_config
+from launch.estimate import Pass, Step, published_plain_ms, workloads_of
+from models.abstract import abstract_decoder
+from models.config import DecoderConfig
+
+
+def roofline_ms(num_bytes: float, flops: float, chips: int, chip: Chip) -> float:
+  """A pass that reads so many bytes and does so many operations, shared by all chips."""
+  return max(num_bytes / (chips * chip.hbm_gbs * 1e6), flops / (chips * chip.bf16_tflops * 1e9))
+
+
+def num_parameters(model: DecoderConfig) -> int:
+  return sum(leaf.size for leaf in abstract_decoder(model)[1].values())
+
+
+def cache_values(model: DecoderConfig, batch: int, capacity: int) -> int:
+  return 2 * batch * capacity * model.num_layers * model.num_kv_heads * model.head_dim
+
+
+def roofline(config: ConfigDict, count: int, chip: Chip) -> dict[str, Any]:
+  """The facts of `launch.plan` that hold without a compiler."""
+  check_fields(config)
+  workloads = workloads_of(config)
+  gamma, batch, capacity = config.engine.gamma, config.engine.batch, config.engine.capacity
+  target = model_config(config.target, config.engine.attention_block)
+  draft = model_config(config.drafter, config.engine.attention_block) if config.drafter.name == 'model' else None
+  models = [model for model in (target, draft) if model]
+  weights = sum(num_parameters(model) * jnp.dtype(model.dtype).itemsize for model in models)
+  caches = sum(cache_values(model, batch, capacity) * jnp.dtype(model.dtype).itemsize for model in models)
+
+  def one_pass(model: DecoderConfig, tokens: int) -> Pass:
+    values = num_parameters(model) + cache_values(model, batch, capacity)
+    ms = roofline_ms(values * jnp.dtype(model.dtype).itemsize, 2 * num_parameters(model) * tokens * batch, count, chip)
+    return Pass(ms, 0.0, 0.0, 0.0)
+
+  plain, verify = one_pass(target, 1), one_pass(target, gamma + 1)
+  drafted = one_pass(draft, 1) if draft else Pass(0.0, 0.0, 0.0, 0.0)
+  needed = (weights + caches) / count / GIB
+  return {
+      'topology': f'{count}x{chip.name}', 'chips': count, 'hosts': None, 'fits': needed <= chip.usable_gib,
+      'problem': f'does not fit on {count}x{chip.name}: {needed:.1f} GiB a chip of {chip.usable_gib}: take more chips',
+      'usable_gib': chip.usable_gib, 'weights_gib': weights / count / GIB, 'cache_gib': caches / count / GIB,
+      'gamma': gamma, 'floor_ms': plain.ms, 'predicted_ms_plain': plain.ms, 'predicted_ms_draft': drafted.ms,
+      'predicted_ms_verify': verify.ms, 'published_ms_plain': published_plain_ms(config),
+      'workloads': [workload.row(Step(plain, drafted, drafted, verify), gamma) for workload in workloads if gamma]}
