@@ -40,6 +40,9 @@ from specdec.drafters import Empty
 from specdec.engine import Engine, Params, prefill, run, slots_for
 from specdec.state import DecodeState
 
+PLANNED = ('none', 'lookup', 'self', 'model')
+SMALLEST_KEPT = 1 << 16  # bytes; biases and norms are nothing beside
+
 
 class DoesNotFitError(Exception):
   """The compiler found that the program needs more memory than a chip has; its own words."""
@@ -206,6 +209,8 @@ def programs_of(config: ConfigDict, mesh: Mesh) -> Programs:
   Raises:
     InputError: a drafter that cannot be planned, or dimensions that the mesh does not divide.
   """
+  if config.drafter.name not in PLANNED:
+    raise InputError(f"drafter.name={config.drafter.name!r} cannot be planned: use one of {', '.join(PLANNED)}")
   target = model_config(config.target, config.engine.attention_block)
   num_tokens, slots = target.vocab_size, slots_for(config.engine.capacity, config.engine.gamma, config.engine.rows)
   if config.engine.capacity > target.max_positions:
@@ -217,8 +222,6 @@ def programs_of(config: ConfigDict, mesh: Mesh) -> Programs:
     num_tokens, draft = min(num_tokens, draft_config.vocab_size), abstract_model(draft_config, mesh)
   elif config.drafter.name == 'self':
     draft = target_model.first_layers(config.drafter.num_layers)
-  elif config.drafter.name not in ('none', 'lookup'):
-    raise InputError(f"drafter.name={config.drafter.name!r} cannot be planned: use 'none', 'lookup', 'self' or 'model'")
   drafter = (build_drafter(config, target_model, None)[0] if draft is None
              else drafters.Model(num_tokens, slots, config.engine.rows))
   engine = dataclasses.replace(build_engine(config, drafter, num_tokens), widths=(), adaptive=None)
@@ -237,7 +240,8 @@ def device_shape(leaf: jax.ShapeDtypeStruct) -> tuple[int, ...]:
 
 
 def kept_arrays(tree: Any) -> list[hlo.Shape]:
-  """The matrices of a tree as one device holds them: what no loop should copy."""
+  """The large arrays of a tree as one device holds them: what no loop should copy."""
   names = {'bfloat16': 'bf16', 'float32': 'f32', 'float16': 'f16'}
-  return [hlo.Shape(names[str(leaf.dtype)], device_shape(leaf), hlo.HBM) for leaf in jax.tree.leaves(tree)
-          if str(leaf.dtype) in names and leaf.ndim > 1]
+  shapes = [hlo.Shape(names[str(leaf.dtype)], device_shape(leaf), hlo.HBM) for leaf in jax.tree.leaves(tree)
+            if str(leaf.dtype) in names]
+  return [shape for shape in shapes if shape.num_bytes >= SMALLEST_KEPT]

@@ -54,6 +54,7 @@ from specdec.state import DecodeState
 
 MIB = 1 << 20
 PROGRAMS = ('speculative', 'plain', 'prefill')
+SHOWN = 5  # instructions of each kind that are wrong; --json_out has all
 UNREAD = 'relative'  # projected into the cache once, then never read
 MEMORY = (('weights', 'weights_gib', 2, 'GiB'), ('caches', 'cache_gib', 2, 'GiB'),
           ('temporaries', 'temp_mib', 1, 'MiB'), ('code', 'code_mib', 0, 'MiB'), ('usable', 'usable_gib', 2, 'GiB'))
@@ -214,7 +215,7 @@ def show(facts: Mapping[str, Any]) -> None:
 def _show_structure(facts: Mapping[str, Any]) -> None:
   for name, found in (('copies of caches or weights in loops', 'loop_copies'),
                       ('products off the matrix unit', 'vector_dots')):
-    cli.say('\n  '.join([f'{name}: {len(facts[found]) or "none"}', *facts[found]]))
+    cli.say('\n  '.join([f'{name}: {len(facts[found]) or "none"}', *facts[found][:SHOWN]]))
   cli.say(f'state written in place: {_yes(facts["aliased"])} ({facts["aliased_mib"]:.1f} MiB a chip), '
           f'handed back as it lay: {_yes(facts["same_shardings"])}')
   for name, counts in facts.get('all_reduces_per_pass', {}).items():
