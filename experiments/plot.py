@@ -61,7 +61,11 @@ def draw(rows: Sequence[Row], path: str, kind: str = 'auto') -> None:
     raise InputError('no rows with a speedup to draw: run launch.bench or experiments.sweep first')
   if kind == 'auto':
     kind = 'gamma' if max(len(points) for points in curves(rows).values()) >= 3 else 'speedup'
-  figure = gamma_figure(rows) if kind == 'gamma' else speedup_figure(rows)
+  save(gamma_figure(rows) if kind == 'gamma' else speedup_figure(rows), path)
+
+
+def save(figure: 'matplotlib.figure.Figure', path: str) -> None:
+  """Writes the figure as a PNG, and closes it."""
   try:
     figure.savefig(path, format='png', dpi=150)
   except OSError as error:

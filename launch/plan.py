@@ -185,9 +185,8 @@ def _times(config: ConfigDict, programs: Programs, sizes: Sizes, compiled: Mappi
         passes[name], reduces[name] = Pass.of(works[part], sizes.draft_pass, assumptions), works[part]
   rows = []
   if 'plain' in passes and 'verify' in passes:
-    nothing = Pass(0.0, 0.0, 0.0, 0.0)  # a drafter without a model
-    first, following = passes.get('draft first', nothing), passes.get('draft next', nothing)
-    step = Step(passes['plain'], first, following, passes['verify'])
+    drafts = [passes[name].ms if name in passes else 0.0 for name in ('draft first', 'draft next')]
+    step = Step(passes['plain'].ms, *drafts, passes['verify'].ms)
     rows = [workload.row(step, programs.engine.gamma) for workload in workloads]
   milliseconds = lambda name: passes[name].ms if name in passes else None
   return {

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from launch.build import check_fields
 from launch.chips import GIB, Chip
 from launch.compile_ahead import model_config
-from launch.estimate import Pass, Step, published_plain_ms, workloads_of
+from launch.estimate import Step, published_plain_ms, workloads_of
 from models.abstract import abstract_decoder
 from models.config import DecoderConfig
 
@@ -43,18 +43,18 @@ def roofline(config: ConfigDict, count: int, chip: Chip) -> dict[str, Any]:
   weights = sum(num_parameters(model) * jnp.dtype(model.dtype).itemsize for model in models)
   caches = sum(cache_values(model, batch, capacity) * jnp.dtype(model.dtype).itemsize for model in models)
 
-  def one_pass(model: DecoderConfig, tokens: int) -> Pass:
+  def pass_ms(model: DecoderConfig, tokens: int) -> float:
     values = num_parameters(model) + cache_values(model, batch, capacity)
-    ms = roofline_ms(values * jnp.dtype(model.dtype).itemsize, 2 * num_parameters(model) * tokens * batch, count, chip)
-    return Pass(ms, 0.0, 0.0, 0.0)
+    flops = 2 * num_parameters(model) * tokens * batch
+    return roofline_ms(values * jnp.dtype(model.dtype).itemsize, flops, count, chip)
 
-  plain, verify = one_pass(target, 1), one_pass(target, gamma + 1)
-  drafted = one_pass(draft, 1) if draft else Pass(0.0, 0.0, 0.0, 0.0)
+  plain, verify = pass_ms(target, 1), pass_ms(target, gamma + 1)
+  drafted = pass_ms(draft, 1) if draft else 0.0
   needed = (weights + caches) / count / GIB
   return {
       'topology': f'{count}x{chip.name}', 'chips': count, 'hosts': None, 'fits': needed <= chip.usable_gib,
       'problem': f'does not fit on {count}x{chip.name}: {needed:.1f} GiB a chip of {chip.usable_gib}: take more chips',
       'usable_gib': chip.usable_gib, 'weights_gib': weights / count / GIB, 'cache_gib': caches / count / GIB,
-      'gamma': gamma, 'floor_ms': plain.ms, 'predicted_ms_plain': plain.ms, 'predicted_ms_draft': drafted.ms,
-      'predicted_ms_verify': verify.ms, 'published_ms_plain': published_plain_ms(config),
+      'gamma': gamma, 'floor_ms': plain, 'predicted_ms_plain': plain, 'predicted_ms_draft': drafted,
+      'predicted_ms_verify': verify, 'published_ms_plain': published_plain_ms(config),
       'workloads': [workload.row(Step(plain, drafted, drafted, verify), gamma) for workload in workloads if gamma]}

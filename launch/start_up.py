@@ -13,6 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from launch import banner, distributed, preemption
+from launch.libtpu_flags import skip_absent_tpu, use_libtpu_flags
 from launch.slices.place import given_place
 from launch.slices.table import slice_of
 from models.errors import InputError
@@ -37,6 +38,8 @@ def start_up(alone: bool) -> None:
   Args:
     alone: the command uses no devices; it neither waits for other processes nor follows them.
   """
+  skip_absent_tpu()
+  use_libtpu_flags()
   if not alone:
     place = given_place(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
     distributed.join(place, JOIN_TIMEOUT.value)

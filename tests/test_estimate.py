@@ -63,7 +63,7 @@ def test_work_adds_up():
 
 
 def step(plain=8.0, first=0.7, following=0.5, verify=8.5) -> Step:
-  return Step(*(Pass(ms, 0.0, 0.0, 0.0) for ms in (plain, first, following, verify)))
+  return Step(plain, first, following, verify)
 
 
 def test_step_has_one_first_pass():

@@ -157,7 +157,7 @@ def test_drafter_that_cannot_be_planned():
   config = chinchilla.get_config()
   with config.unlocked():
     config.drafter = {'name': 'simulated', 'alpha': 0.5}
-  with pytest.raises(InputError, match="drafter.name='simulated' cannot be planned"):
+  with pytest.raises(InputError, match="'simulated' cannot be planned"):
     programs_of(config, None)
 
 
