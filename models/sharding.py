@@ -86,7 +86,7 @@ def gather_last(x: Array) -> Array:
 
 
 def sharding_of(mesh: Mesh) -> Callable[[tuple, tuple[int, ...]], NamedSharding]:
-  """Of a parameter, by its path and shape: what `load_decoder` takes."""
+  """Of a parameter, by its path and shape."""
   return lambda path, shape: NamedSharding(mesh, spec(PARAMETERS[path[-1]], shape, mesh))
 
 

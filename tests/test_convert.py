@@ -26,7 +26,7 @@ TEXT = 'Zwölf Boxkämpfer <|im_end|> jagen 1234 Mal.\n\n  def f(x):'
 
 def run(module: str, *flags: str) -> subprocess.CompletedProcess:
   return subprocess.run([sys.executable, '-m', module, *flags], capture_output=True, text=True, cwd=ROOT,
-                        env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)})
+                        env=os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8', 'PYTHONPATH': str(ROOT)})
 
 
 def mesh_of(data: int, model: int):
@@ -51,10 +51,10 @@ def test_families(tmp_path, family, shape):
   assert_same_weights(tmp_path / 'it', source)
 
 
-def generated(source: Path | str, prompt: str) -> dict:
-  """What `launch.generate` says of a prompt."""
+def generated(source: Path | str, prompt: str, *flags: str) -> dict:
+  """What `launch.generate` says of a prompt, in a process with eight devices."""
   done = run('launch.generate', SMOLLM2, f'--config.target.source={source}', f'--prompt={prompt}', '--raw',
-             '--json_out=-', '--config.sampling.max_new_tokens=8', '--config.engine.capacity=100')
+             '--json_out=-', '--config.sampling.max_new_tokens=8', '--config.engine.capacity=100', *flags)
   assert done.returncode == 0, done.stderr
   (row,) = json.loads(done.stdout)
   return {name: row[name] for name in ('text', 'token_ids', 'reason')}
@@ -74,7 +74,9 @@ def test_gguf_with_its_tokenizer(tmp_path):
   assert ours.encode(TEXT, parse_special=True) == theirs.encode(TEXT, parse_special=True)
   assert (ours.eos_ids, ours.chat_template, ours.vocab) == (theirs.eos_ids, theirs.chat_template, theirs.vocab)
   assert_same_weights(out, source)
-  assert generated(out, 'zwölf') == generated(source, 'zwölf')
+  expected = generated(source, 'zwölf')
+  assert generated(out, 'zwölf') == expected
+  assert generated(out, 'zwölf', '--config.mesh.data=2', '--config.mesh.model=4') == expected  # kv heads repeated
 
 
 @pytest.mark.slow

@@ -29,12 +29,13 @@ from models.config import DecoderConfig, RopeScaling
 from models.decoder import Decoder
 from models.errors import InputError
 from models.kv_heads import FUSED, repeat_kv_heads, with_repeats
+from models.loading.freed_memory import give_back
 from models.loading.safetensors import read_json
 from models.sharding import MODEL, sharding_of
 
 MARK, WEIGHTS, TOKENIZER = 'model.json', 'weights', 'tokenizer'
 GGUF_TOKENIZER = 'tokenizer.gguf'  # in TOKENIZER, unless there are the files of a Hugging Face directory
-IN_FLIGHT = 128 << 20
+IN_FLIGHT = 32 << 20
 
 
 def is_checkpoint(directory: str | os.PathLike) -> bool:
@@ -76,6 +77,7 @@ def save(directory: str | os.PathLike, config: DecoderConfig, parameters: Iterab
   multihost_utils.sync_global_devices(f'{directory} is ready')
   for batch in _batches(parameters):
     ocp.partial.save(directory / WEIGHTS, {name_of(path): parameter for path, parameter in batch.items()})
+    give_back()
   ocp.partial.finalize(directory / WEIGHTS)
   if jax.process_index() == 0:
     _commit(directory, config)
@@ -197,6 +199,7 @@ def load_decoder(directory: str | os.PathLike, config: DecoderConfig, mesh: Mesh
         for path, leaf in batch.items()}
     for path, parameter in _read(directory, targets).items():
       leaves[path] = leaves[path].replace(_repeated(path, parameter, mesh, times))
+    give_back()
   return nnx.merge(graph, nnx.from_flat_state(leaves.items()))
 
 
