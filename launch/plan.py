@@ -5,9 +5,9 @@
     python -m launch.plan --config=configs/chinchilla.py --topology=8xH100
 
 No TPU is needed: the compiler of `pip install -e '.[tpu]'` compiles for a described slice, with shapes instead of
-weights. GPUs (COUNTxA100, H100 or H200) are planned by roofline only. Structure and memory are facts about this
-compiler's programs; times are predictions, and stand in columns of their own beside published figures. Fields of
---json_out:
+weights. 80 layers take about six minutes on two cores, half of them for the prefill (`--only=speculative,plain` leaves
+it out). GPUs (COUNTxA100, H100 or H200) are planned by roofline only. Structure and memory are facts about the
+compiled programs; times are predictions, and stand in columns of their own beside published figures. Of --json_out:
 
     topology, chips, hosts            the slice
     fits                              whether weights, caches, temporaries and code fit into a chip's memory
@@ -43,7 +43,8 @@ from launch.compile_ahead import (
   need_compiler,
   programs_of,
 )
-from launch.estimate import FIRST, NEXT, REST, VERIFY, Assumptions, Pass, Step, Workload
+from launch.estimate import FIRST, NEXT, REST, VERIFY, Assumptions, Pass, Step, Work, Workload
+from launch.progress import track
 from launch.roofline import roofline
 from launch.slices.table import Slice, slice_of
 from launch.table import Column, print_table
@@ -53,7 +54,8 @@ from models.kv_cache import KVCache
 from specdec.state import DecodeState
 
 MIB = 1 << 20
-PROGRAMS = ('speculative', 'plain', 'prefill')
+LOOPS = ('speculative', 'plain')
+PROGRAMS = (*LOOPS, 'prefill')
 SHOWN = 5  # instructions of each kind that are wrong; --json_out has all
 UNREAD = 'relative'  # projected into the cache once, then never read
 MEMORY = (('weights', 'weights_gib', 2, 'GiB'), ('caches', 'cache_gib', 2, 'GiB'),
@@ -112,7 +114,7 @@ def plan(config: ConfigDict, made: Slice, assume: Sequence[str] = (), wanted: Se
   check_fields(config)
   chip = CHIPS[made.generation]
   assumptions = Assumptions.of(made, chip, assume)
-  workloads = list(estimate.workloads_of(config))
+  workloads = estimate.workloads_of(config)
   programs = programs_of(config, described_mesh(made, config.mesh))
   state = programs.state(config.engine.batch, prompt_tokens)
   sizes = Sizes.of(programs, state)
@@ -129,7 +131,7 @@ def plan(config: ConfigDict, made: Slice, assume: Sequence[str] = (), wanted: Se
   except DoesNotFitError as error:
     return facts | {'fits': False, 'problem': _too_big(made, sizes, str(error))}
   facts |= _structure(programs, state, compiled)
-  resident = sizes.weights + sizes.state + max(program.temp_bytes + program.code_bytes for program in compiled.values())
+  resident = sizes.weights + sizes.state + max(one.temp_bytes + one.code_bytes for one in compiled.values())
   facts['fits'] = resident <= chip.usable_gib * GIB
   if not facts['fits']:
     return facts | {'problem': _too_big(made, sizes, f'{resident / GIB - chip.usable_gib:.2f} GiB a chip too much')}
@@ -137,14 +139,15 @@ def plan(config: ConfigDict, made: Slice, assume: Sequence[str] = (), wanted: Se
 
 
 def _compile(programs: Programs, batch: int, bucket: int, wanted: Sequence[str]) -> dict[str, Compiled]:
-  compiled = {}
-  if 'speculative' in wanted and programs.engine.gamma:
-    compiled['speculative'] = programs.compile_loop(batch, bucket)
-  if 'plain' in wanted or not programs.engine.gamma:
-    compiled['plain'] = programs.plain.compile_loop(batch, bucket)
-  if 'prefill' in wanted:
-    compiled['prefill'] = programs.compile_prefill(batch, bucket)
-  return compiled
+  """A config without drafts has no speculative program."""
+  compilers = {
+      'speculative': lambda: programs.compile_loop(batch, bucket),
+      'plain': lambda: programs.plain.compile_loop(batch, bucket),
+      'prefill': lambda: programs.compile_prefill(batch, bucket)}
+  names = [name for name in PROGRAMS if name in wanted and (name != 'speculative' or programs.engine.gamma)]
+  if not names:
+    raise InputError('nothing to compile: with engine.gamma=0 there is no speculative program, name others in --only')
+  return {name: compilers[name]() for name in track(names, len(names), 'compiling')}
 
 
 def _too_big(made: Slice, sizes: Sizes, excess: str) -> str:
@@ -158,7 +161,7 @@ def _too_big(made: Slice, sizes: Sizes, excess: str) -> str:
 def _structure(programs: Programs, state: DecodeState, compiled: Mapping[str, Compiled]) -> dict[str, Any]:
   """What the compiled programs are like."""
   kept = kept_arrays((programs.params, state.cache, getattr(state.draft_state, 'cache', None)))
-  loops = {name: program for name, program in compiled.items() if name != 'prefill'}
+  loops = {name: compiled[name] for name in LOOPS if name in compiled}
   return {
       'temp_mib': max(program.temp_bytes for program in compiled.values()) / MIB,
       'temp_mib_by_program': {name: program.temp_bytes / MIB for name, program in compiled.items()},
@@ -170,31 +173,34 @@ def _structure(programs: Programs, state: DecodeState, compiled: Mapping[str, Co
       'same_shardings': all(loop.same_shardings for loop in loops.values())}
 
 
+def _works(compiled: Mapping[str, Compiled], assumptions: Assumptions) -> dict[str, Work]:
+  """What each pass does; plain and verify passes with accept and commit behind them."""
+  parts = {name: estimate.work_of(compiled[name].program, assumptions) for name in LOOPS if name in compiled}
+  works = {'plain': parts['plain'][VERIFY] + parts['plain'][REST]} if 'plain' in parts else {}
+  if 'speculative' in parts:
+    of_step = parts['speculative']
+    works |= {'verify': of_step[VERIFY] + of_step[REST], 'draft first': of_step[FIRST], 'draft next': of_step[NEXT]}
+  return works
+
+
 def _times(config: ConfigDict, programs: Programs, sizes: Sizes, compiled: Mapping[str, Compiled],
            assumptions: Assumptions, workloads: Sequence[Workload]) -> dict[str, Any]:
   """Predictions; of what was not compiled, None."""
-  work = {name: estimate.work_of(loop.program, assumptions) for name, loop in compiled.items() if name != 'prefill'}
-  target = lambda name: Pass.of(work[name][VERIFY] + work[name][REST], sizes.target_pass, assumptions)
-  passes = {'plain': target('plain')} if 'plain' in work else {}
-  reduces = {'plain': work['plain'][VERIFY]} if 'plain' in work else {}
-  if 'speculative' in work:
-    works = work['speculative']
-    passes['verify'], reduces['verify'] = target('speculative'), works[VERIFY]
-    for name, part in (('draft first', FIRST), ('draft next', NEXT)):
-      if sizes.draft_pass:
-        passes[name], reduces[name] = Pass.of(works[part], sizes.draft_pass, assumptions), works[part]
+  works = _works(compiled, assumptions)
+  read = {name: sizes.draft_pass if name.startswith('draft') else sizes.target_pass for name in works}
+  passes = {name: Pass.of(work, read[name], assumptions) for name, work in works.items() if read[name]}
+  milliseconds = {name: passes[name].ms if name in passes else None
+                  for name in ('plain', 'draft first', 'draft next', 'verify')}
   rows = []
   if 'plain' in passes and 'verify' in passes:
-    drafts = [passes[name].ms if name in passes else 0.0 for name in ('draft first', 'draft next')]
-    step = Step(passes['plain'].ms, *drafts, passes['verify'].ms)
+    step = Step(*(ms or 0.0 for ms in milliseconds.values()))
     rows = [workload.row(step, programs.engine.gamma) for workload in workloads]
-  milliseconds = lambda name: passes[name].ms if name in passes else None
   return {
       'all_reduces_per_pass': {name: {
-          'layers': part.layer_reduces, 'other': part.other_reduces, 'all_gathers': part.gathers}
-          for name, part in reduces.items()},
-      'predicted_ms_plain': milliseconds('plain'), 'predicted_ms_draft': milliseconds('draft next'),
-      'predicted_ms_draft_first': milliseconds('draft first'), 'predicted_ms_verify': milliseconds('verify'),
+          'layers': works[name].layer_reduces, 'other': works[name].other_reduces, 'all_gathers': works[name].gathers}
+          for name in passes},
+      'predicted_ms_plain': milliseconds['plain'], 'predicted_ms_draft': milliseconds['draft next'],
+      'predicted_ms_draft_first': milliseconds['draft first'], 'predicted_ms_verify': milliseconds['verify'],
       'published_ms_plain': estimate.published_plain_ms(config), 'workloads': rows,
       'derivation': {name: str(one) for name, one in passes.items()}}
 

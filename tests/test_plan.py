@@ -45,11 +45,11 @@ def shortened(make, layers: int) -> DecoderConfig:
 
 
 @functools.cache
-def planned(slice_name: str = 'v4-32', rows: int = 8, family: str = 'chinchilla') -> dict:
+def planned(family: str = 'chinchilla', rows: int = 8, wanted: tuple[str, ...] = plan.LOOPS) -> dict:
   need_compiler()
   config = {'chinchilla': chinchilla, 'llama2_70b': llama2_70b}[family].get_config()
   config.engine.rows = rows
-  return plan.plan(config, slice_of(slice_name), wanted=('speculative', 'plain'), prompt_tokens=128)
+  return plan.plan(config, slice_of('v4-32'), wanted=wanted, prompt_tokens=128)
 
 
 def structure_holds(facts: dict, target_layers: int, draft_layers: int):
@@ -78,13 +78,13 @@ def test_structure_on_v4():
 @needs_libtpu
 def test_grouped_queries_on_v4():
   """Llama 2 70B has 8 kv heads for 16 chips: each is repeated, the structure stays."""
-  structure_holds(planned(family='llama2_70b'), LAYERS['llama2_70b'], LAYERS['llama2_7b'])
+  structure_holds(planned('llama2_70b'), LAYERS['llama2_70b'], LAYERS['llama2_7b'])
 
 
 @needs_libtpu
 def test_a_single_row_would_be_seen():
   """With one query row XLA multiplies on the vector unit: the check must find that."""
-  assert planned(rows=1)['vector_dots']
+  assert planned(rows=1, wanted=('plain',))['vector_dots']
 
 
 @needs_libtpu
@@ -96,6 +96,13 @@ def test_facts_and_rows():
       (name, 4, None) for name in ('humaneval', 'xsum greedy', 'xsum nucleus')]
   for key in ('weights_gib', 'predicted_ms_draft', 'predicted_ms_verify'):
     assert facts[key] > 0
+
+
+@needs_libtpu
+def test_nothing_to_compile():
+  need_compiler()
+  with pytest.raises(InputError, match='nothing to compile'):
+    plan.plan(chinchilla.get_config('none'), slice_of('v4-32'), wanted=('speculative',))
 
 
 @needs_libtpu
