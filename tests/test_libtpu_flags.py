@@ -1,6 +1,9 @@
 """What `libtpu` is told before it is loaded."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -31,3 +34,12 @@ def test_no_tpu_no_search(monkeypatch, installed, files, before, after):
     assert jax.config.jax_platforms == after
   finally:
     jax.config.update('jax_platforms', kept)
+
+
+def test_a_cpu_run_does_not_speak_of_tpus():
+  """Whether or not `libtpu` is installed."""
+  environment = {name: value for name, value in os.environ.items() if name != 'JAX_PLATFORMS'}
+  result = subprocess.run(
+      [sys.executable, '-m', 'launch.generate', '--config=configs/tiny.py:none', '--prompt=abc',
+       '--config.sampling.max_new_tokens=2'], capture_output=True, text=True, check=True, env=environment)
+  assert result.stderr == ''
