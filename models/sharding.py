@@ -66,8 +66,9 @@ def whole(tree: Any) -> Any:
 
 def put_whole(tree: Any) -> Any:
   """Moves host arrays to every device of the mesh, or to the default device without one."""
-  mesh = jax.sharding.get_mesh()
-  return jax.device_put(tree) if mesh.empty else jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+  if jax.sharding.get_abstract_mesh().empty:
+    return jax.device_put(tree)
+  return jax.device_put(tree, NamedSharding(jax.sharding.get_mesh(), PartitionSpec()))
 
 
 def gather_last(x: Array) -> Array:

@@ -21,7 +21,7 @@ from specdec.metrics import Metrics
 SOLUTIONS = {problem.task_id: problem.canonical_solution for problem in prompts.humaneval_problems()}
 ZEROS = {field.name: () if 'tuple' in str(field.type) else 0 for field in dataclasses.fields(Metrics)}
 
-def time_all(ways, prompts, repeats):
+def time_all(ways, prompts, repeats, units_dir=None):
   return [timed.Timed(name, session, [batch(session.engine, prompt) for prompt in prompts])
           for name, session in ways.items()]
 
