@@ -40,7 +40,7 @@ from specdec.warp import Sampling
 CONFIG = cli.define_config()
 RUNG_NAMES = flags.DEFINE_list('rungs', None, 'Which rungs to climb, comma separated; all without it.')
 
-THREE_TOKEN_DRAWS, LOOP_DRAWS, LOOP_BATCH = 200_000, 25_000, 12_500
+THREE_TOKEN_DRAWS, LOOP_DRAWS, LOOP_BATCH = 200_000, 50_000, 12_500
 NUM_NOISES = 4  # the coupled rule is enumerated over all assignments of so many noise vectors to positions
 LEAST_P_VALUE = 1e-3  # seeds are fixed: a machine that passes once passes always
 SAMPLED = Sampling.create(1.0)

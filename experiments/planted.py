@@ -26,7 +26,21 @@ from launch.progress import track
 from launch.table import Column, print_table
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-TESTS = ('tests/test_enumeration.py', 'tests/test_chi_square.py', 'tests/test_coupled.py', 'tests/test_warp.py')
+EXACT = 'tests/test_enumeration.py::test_token_rule_is_exact'
+TESTS = (  # quick ones that see the rules and the warp alone, by enumeration, and in the loop
+    f'{EXACT}[sampled draft, 3 tokens, gamma 3]',
+    f'{EXACT}[copied draft]',
+    f'{EXACT}[drafts of 0 to gamma tokens]',
+    f'{EXACT}[target that forbids tokens]',
+    f'{EXACT}[filtered: temperature .5]',
+    'tests/test_enumeration.py::test_coupled_text_is_the_plain_text_under_every_noise',
+    'tests/test_warp.py::test_fault_25_acceptance_at_the_edges',
+    'tests/test_warp.py::test_order_is_temperature_then_top_k_then_top_p',
+    'tests/test_coupled.py::test_match_by_hand',
+    'tests/test_coupled.py::test_text_is_that_of_plain_decoding[model, gamma 4-sampled]',
+    'tests/test_chi_square.py::test_joint_law_of_tokens[model]',
+    'tests/test_chi_square.py::test_joint_law_of_tokens[lookup]',
+    'tests/test_chi_square.py::test_joint_law_under_filters[model]')
 COLUMNS = [Column('planted'), Column('failed', 'tests that fail'), Column('tests', 'of'), Column('verdict'),
            Column('seconds', format='.0f')]
 NOTHING = ''
