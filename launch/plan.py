@@ -5,13 +5,14 @@
     python -m launch.plan --config=configs/chinchilla.py --topology=8xH100
 
 No TPU is needed: the compiler of `pip install -e '.[tpu]'` compiles for a described slice, with shapes instead of
-weights. 80 layers take about six minutes on two cores, half of them for the prefill (`--only=speculative,plain` leaves
+weights. 80 layers take about four minutes on two cores, half of them for the prefill (`--only=speculative,plain` leaves
 it out). GPUs (COUNTxA100, H100 or H200) are planned by roofline only. Structure and memory are facts about the
 compiled programs; times are predictions, and stand in columns of their own beside published figures. Of --json_out:
 
     topology, chips, hosts            the slice
     fits                              whether weights, caches, temporaries and code fit into a chip's memory
-    usable_gib, weights_gib, cache_gib, temp_mib, code_mib      of one chip; temporaries are the largest of the programs
+    usable_gib, weights_gib, cache_gib          of one chip
+    temp_mib, prefill_temp_mib, code_mib        temporaries of the loops, of the prefill; the largest program
     loop_copies, vector_dots          of decode loops: copies of caches or weights; products off the matrix unit
     all_reduces_per_pass              by part of a step: of layers, others (embedding), all-gathers (logits)
     aliased, aliased_mib              whether all of the state that a loop is given is written in place
@@ -59,7 +60,8 @@ PROGRAMS = (*LOOPS, 'prefill')
 SHOWN = 5  # instructions of each kind that are wrong; --json_out has all
 UNREAD = 'relative'  # projected into the cache once, then never read
 MEMORY = (('weights', 'weights_gib', 2, 'GiB'), ('caches', 'cache_gib', 2, 'GiB'),
-          ('temporaries', 'temp_mib', 1, 'MiB'), ('code', 'code_mib', 0, 'MiB'), ('usable', 'usable_gib', 2, 'GiB'))
+          ('temporaries of the loops', 'temp_mib', 1, 'MiB'), ('of the prefill', 'prefill_temp_mib', 1, 'MiB'),
+          ('code', 'code_mib', 0, 'MiB'), ('usable', 'usable_gib', 2, 'GiB'))
 WORKLOAD_COLUMNS = (
     Column('name', 'workload'), Column('alpha', format='.3f'), Column('gamma', 'γ'),
     Column('tokens_per_pass', 'tokens/pass', '.2f'), Column('measured_ms_per_token', 'measured ms/token', '.2f'),
@@ -163,8 +165,8 @@ def _structure(programs: Programs, state: DecodeState, compiled: Mapping[str, Co
   kept = kept_arrays((programs.params, state.cache, getattr(state.draft_state, 'cache', None)))
   loops = {name: compiled[name] for name in LOOPS if name in compiled}
   return {
-      'temp_mib': max(program.temp_bytes for program in compiled.values()) / MIB,
-      'temp_mib_by_program': {name: program.temp_bytes / MIB for name, program in compiled.items()},
+      'temp_mib': max((loop.temp_bytes for loop in loops.values()), default=0) / MIB,
+      'prefill_temp_mib': compiled['prefill'].temp_bytes / MIB if 'prefill' in compiled else None,
       'code_mib': max(program.code_bytes for program in compiled.values()) / MIB,
       'loop_copies': [f'{name}: {copy}' for name, loop in loops.items() for copy in loop.program.loop_copies(kept)],
       'vector_dots': [f'{name}: {dot}' for name, loop in loops.items() for dot in loop.program.vector_dots()],
@@ -209,7 +211,8 @@ def show(facts: Mapping[str, Any]) -> None:
   """Prints the facts: memory, structure, times, and what the times rest on."""
   hosts = f' on {facts["hosts"]} hosts' if facts['hosts'] else ''
   cli.say(f'{facts["topology"]}: {facts["chips"]} chips{hosts}')
-  memory = [f'{name} {facts[key]:.{digits}f} {unit}' for name, key, digits, unit in MEMORY if key in facts]
+  memory = [f'{name} {facts[key]:.{digits}f} {unit}' for name, key, digits, unit in MEMORY
+            if facts.get(key) is not None]
   cli.say(f'memory of a chip: {", ".join(memory)}; fits: {_yes(facts["fits"])}')
   if 'loop_copies' in facts:
     _show_structure(facts)
