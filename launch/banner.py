@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import jax
 from ml_collections import ConfigDict
 
-from launch.slices.table import Slice
+from launch.chips import GIB
+from launch.slices.table import Slice, check_mesh
 from models.errors import InputError
-
-GIB = 1 << 30
 
 
 def banner(devices: Sequence[jax.Device], mesh: ConfigDict | None, made: Slice | None) -> str:
@@ -34,26 +33,34 @@ def banner(devices: Sequence[jax.Device], mesh: ConfigDict | None, made: Slice |
   return '\n'.join(f'{name:<{width}}  {fact}' for name, fact in facts.items())
 
 
-def check(devices: Sequence[jax.Device], num_processes: int, mesh: ConfigDict | None, made: Slice | None) -> None:
+def check(kinds: Sequence[str], num_processes: int, mesh: ConfigDict | None, made: Slice | None) -> None:
   """Refuses a mesh or devices other than those of the slice, and a mesh that leaves processes of the job out.
+
+  Args:
+    kinds: `device_kind` of each device of the job.
+    num_processes: of the job.
+    mesh, made: as for `banner`.
 
   Raises:
     InputError: which it is, with what there is.
   """
   size = mesh.data * mesh.model if mesh else None
   if made is None:
-    if size not in (None, len(devices)):
+    if size not in (None, len(kinds)):
       raise InputError(f'mesh.data={mesh.data} x mesh.model={mesh.model} does not match the job: it has '
-                       f'{len(devices)} devices in {num_processes} processes')
+                       f'{len(kinds)} devices in {num_processes} processes')
     return
-  has = f'{made.name} has {made.chips} chips on {made.hosts} hosts'
-  if size not in (None, made.chips):
-    raise InputError(f'mesh.data={mesh.data} x mesh.model={mesh.model} does not match the slice: {has}')
-  if len(devices) != made.chips:
-    raise InputError(f'JAX sees {len(devices)} devices, but {has}: start the command on all hosts, with one device a '
-                     'chip')
+  if mesh:
+    check_mesh(mesh, made)
+  others = set(kinds) - set(made.device_kinds)
+  if others:
+    raise InputError(f'JAX sees devices of kind {min(others)!r}, but {made.name} has {made.device_kinds[0]!r}: '
+                     'start the command on that slice, or name the right one with --slice')
+  if len(kinds) != made.chips:
+    raise InputError(f'JAX sees {len(kinds)} devices, but {made.says}: start the command on all hosts, with one '
+                     'device a chip')
   if num_processes != made.hosts:
-    raise InputError(f'{num_processes} processes run, but {has}: start one on each host')
+    raise InputError(f'{num_processes} processes run, but {made.says}: start one on each host')
 
 
 def num_chips(devices: Sequence[jax.Device]) -> int:

@@ -20,7 +20,7 @@ from models.tokenizer import Tokenizer, check_same_vocabulary
 from specdec import drafters
 from specdec.accept import RULES
 from specdec.adaptive import AdaptiveGamma
-from specdec.engine import Engine, slots_for
+from specdec.engine import Engine
 from specdec.warp import Sampling
 
 TINY = {'vocab_size': 264, 'width': 64, 'head_dim': 16, 'ff_width': 128, 'max_positions': 4096}
@@ -34,8 +34,8 @@ RANDOM_MODELS: dict[str, tuple[Callable[[], DecoderConfig], int]] = {  # name: c
 }
 
 PRECISIONS = ('default', 'high', 'highest')
-LEAST = {'engine.gamma': 0, 'engine.capacity': 2, 'engine.batch': 1, 'engine.attention_block': 0,
-         'sampling.max_new_tokens': 1}
+LEAST = {'engine.gamma': 0, 'engine.capacity': 2, 'engine.batch': 1, 'engine.attention_block': 0, 'engine.rows': 1,
+                 'sampling.max_new_tokens': 1}
 MOST = 1 << 30  # sums of two such numbers fit into 32 bits
 
 AnyTokenizer = Tokenizer | ByteTokenizer
@@ -56,7 +56,23 @@ def check_fields(config: ConfigDict) -> None:
   for stop in config.sampling.stop:
     if not isinstance(stop, str) or not stop:
       raise InputError(f'sampling.stop holds {stop!r}: stop strings are texts, and not empty')
+    try:
+      stop.encode()
+    except UnicodeEncodeError as error:
+      raise InputError(f'sampling.stop holds {stop!r}, half of a surrogate pair: no tokenizer knows it') from error
   build_sampling(config)
+
+
+def check_capacity(config: ConfigDict, max_positions: int) -> None:
+  """Refuses rows longer than the context of the target."""
+  if config.engine.capacity > max_positions:
+    raise InputError(f'engine.capacity={config.engine.capacity} is past the context of the target: '
+                     f'lower it to {max_positions} or less')
+
+
+def check_layers(drafting: int, layers: int) -> None:
+  if not 1 <= drafting <= layers:
+    raise InputError(f'drafter.num_layers={drafting} must lie in 1..{layers}, the layers of the target')
 
 
 @contextlib.contextmanager
@@ -64,8 +80,10 @@ def _given_by(section: str) -> Iterator[None]:
   """What a constructor refuses, the user has written into this section."""
   try:
     yield
-  except ValueError as error:
+  except (ValueError, TypeError) as error:
     raise InputError(f'{section}: {error}') from error
+  except AttributeError as error:
+    raise InputError(f'{section}: {error.args[0]}') from error
 
 
 def random_config(section: ConfigDict, attention_block: int) -> tuple[DecoderConfig, int]:
@@ -84,8 +102,8 @@ def build_model(section: ConfigDict, attention_block: int) -> tuple[Decoder, Any
   if source.startswith('random:'):
     return random_decoder(*random_config(section, attention_block), mesh), ByteTokenizer()
   path = embedded_model() if source == 'embedded' else pathlib.Path(source)
+  tokenizer = Tokenizer.of_model(path)  # what is missing is said before the weights are read
   model, _ = load_decoder(path, dtype=section.dtype, mesh=mesh, attention_block=block)
-  tokenizer = Tokenizer.of_model(path)
   if tokenizer.num_tokens > model.vocab_size:
     raise InputError(f'{path}: the tokenizer has {tokenizer.num_tokens} tokens, the model {model.vocab_size}: '
                      'use the tokenizer that the model was trained with')
@@ -95,7 +113,6 @@ def build_model(section: ConfigDict, attention_block: int) -> tuple[Decoder, Any
 def build_drafter(config: ConfigDict, target: Decoder, tokenizer: AnyTokenizer) -> tuple[drafters.Drafter, Any]:
   """The drafter and what the device holds for it."""
   section = config.drafter
-  slots = slots_for(config.engine.capacity, config.engine.gamma, config.engine.rows)
   if section.name == 'none':
     return drafters.Empty(), None
   if section.name == 'lookup':
@@ -105,14 +122,12 @@ def build_drafter(config: ConfigDict, target: Decoder, tokenizer: AnyTokenizer) 
       return drafters.Lookup(
           section.min_ngram, section.max_ngram, latest=section.match == 'latest', partial=section.partial), None
   if section.name == 'self':
-    layers = target.config.num_layers
-    if not 1 <= section.num_layers <= layers:
-      raise InputError(f'drafter.num_layers={section.num_layers} must lie in 1..{layers}, the layers of the target')
-    return drafters.Model(tokenizer.num_tokens, slots, config.engine.rows), target.first_layers(section.num_layers)
+    check_layers(section.num_layers, target.config.num_layers)
+    return drafters.Model(tokenizer.num_tokens, config.engine.rows), target.first_layers(section.num_layers)
   if section.name == 'model':
     draft, draft_tokenizer = build_model(section, config.engine.attention_block)
     check_same_vocabulary(tokenizer, draft_tokenizer)
-    return drafters.Model(tokenizer.num_tokens, slots, config.engine.rows), draft
+    return drafters.Model(tokenizer.num_tokens, config.engine.rows), draft
   if section.name == 'simulated':
     with _given_by('drafter'):
       return drafters.Simulated(section.alpha), None

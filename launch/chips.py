@@ -1,4 +1,4 @@
-"""What a chip can do: memory, bandwidth, arithmetic, links. Peaks from the makers' pages, not measurements.
+"""What a chip can do: memory, bandwidth, arithmetic. Peaks from the makers' pages, not measurements.
 
 TPUs: the pages of the generations under cloud.google.com/tpu/docs, and the tables of the scaling book
 (jax-ml.github.io/scaling-book, "How to Think About TPUs"). GPUs: NVIDIA's data sheets; they are planned by roofline
@@ -20,35 +20,29 @@ class Chip:
 
   Attributes:
     name: of the generation, as in `Slice.generation`.
-    hbm_gib: memory.
-    usable_gib: of it, what the compiler lets a program have.
+    usable_gib: of its memory, what the compiler lets a program have.
     hbm_gbs: memory bandwidth, 1e9 bytes a second.
     bf16_tflops: matrix products in bfloat16, 1e12 operations a second.
-    link_gbs: one link in one direction, 1e9 bytes a second.
-    links: from this chip to others.
     clock_ghz: of the TensorCore: turns the compiler's cycles into time. None for GPUs.
   """
 
   name: str
-  hbm_gib: float
   usable_gib: float
   hbm_gbs: float
   bf16_tflops: float
-  link_gbs: float
-  links: int
   clock_ghz: float | None = None
 
 
 # Usable memory is what the compiler says when a program does not fit. Clocks follow from the peak operations: v4 and
 # v5p 2 cores x 4, v5e 4 multipliers of 128 x 128; v6e 4 of 256 x 256; two operations each per cycle.
 CHIPS = {chip.name: chip for chip in (
-    Chip('v4', 32, 30.75, 1228.8, 275, 45, 6, 1.05),
-    Chip('v5e', 16, 15.75, 819, 197, 45, 4, 1.5),
-    Chip('v5p', 96, 95.73, 2765, 459, 90, 6, 1.75),
-    Chip('v6e', 32, 31.24, 1638, 918, 90, 4, 1.75),
-    Chip('A100', 80, 80, 2000, 312, 300, 1),
-    Chip('H100', 80, 80, 3350, 990, 450, 1),
-    Chip('H200', 141, 141, 4800, 990, 450, 1),
+    Chip('v4', 30.75, 1228.8, 275, 1.05),
+    Chip('v5e', 15.75, 819, 197, 1.5),
+    Chip('v5p', 95.73, 2765, 459, 1.75),
+    Chip('v6e', 31.24, 1638, 918, 1.75),
+    Chip('A100', 80, 2000, 312),
+    Chip('H100', 80, 3350, 990),
+    Chip('H200', 141, 4800, 990),
 )}
 GPUS = tuple(name for name, chip in CHIPS.items() if chip.clock_ghz is None)
 

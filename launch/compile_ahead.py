@@ -21,10 +21,10 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from launch import hlo
-from launch.build import build_drafter, build_engine, build_sampling, random_config
+from launch.build import build_drafter, build_engine, build_sampling, check_capacity, check_layers, random_config
 from launch.libtpu_flags import LIBTPU_FLAGS
 from launch.mesh import make_mesh
-from launch.slices.table import Slice
+from launch.slices.table import Slice, check_mesh
 from models.abstract import abstract_decoder
 from models.config import DecoderConfig
 from models.decoder import Decoder
@@ -37,7 +37,7 @@ from models.sharding import sharding_of, spec
 from specdec import drafters
 from specdec.commit import Limits
 from specdec.drafters import Empty
-from specdec.engine import Engine, Params, prefill, run, slots_for
+from specdec.engine import Engine, Params, prefill, run
 from specdec.state import DecodeState
 
 PLANNED = ('none', 'lookup', 'self', 'model')
@@ -175,9 +175,7 @@ def described_mesh(made: Slice, mesh: ConfigDict) -> Mesh:
   Raises:
     InputError: if it has more or fewer devices than the slice.
   """
-  if mesh.data * mesh.model != made.chips:
-    raise InputError(f'mesh.data={mesh.data} x mesh.model={mesh.model} does not match the slice: {made.name} has '
-                     f'{made.chips} chips on {made.hosts} hosts')
+  check_mesh(mesh, made)
   described = topologies.get_topology_desc(
       platform='tpu', topology_name=made.aot_name, chip_config_name=made.aot_chip_config)
   return make_mesh(mesh.data, mesh.model, described.devices)
@@ -212,18 +210,17 @@ def programs_of(config: ConfigDict, mesh: Mesh) -> Programs:
   if config.drafter.name not in PLANNED:
     raise InputError(f"drafter.name={config.drafter.name!r} cannot be planned: use one of {', '.join(PLANNED)}")
   target = model_config(config.target, config.engine.attention_block)
-  num_tokens, slots = target.vocab_size, slots_for(config.engine.capacity, config.engine.gamma, config.engine.rows)
-  if config.engine.capacity > target.max_positions:
-    raise InputError(f'engine.capacity={config.engine.capacity} is past the context of the target: '
-                     f'lower it to {target.max_positions} or less')
+  num_tokens = target.vocab_size
+  check_capacity(config, target.max_positions)
   target_model, draft = abstract_model(target, mesh), None
   if config.drafter.name == 'model':
     draft_config = model_config(config.drafter, config.engine.attention_block)
     num_tokens, draft = min(num_tokens, draft_config.vocab_size), abstract_model(draft_config, mesh)
   elif config.drafter.name == 'self':
+    check_layers(config.drafter.num_layers, target.num_layers)
     draft = target_model.first_layers(config.drafter.num_layers)
   drafter = (build_drafter(config, target_model, None)[0] if draft is None
-             else drafters.Model(num_tokens, slots, config.engine.rows))
+             else drafters.Model(num_tokens, config.engine.rows))
   engine = dataclasses.replace(build_engine(config, drafter, num_tokens), widths=(), adaptive=None)
   return Programs(mesh, engine, Params(target_model, draft), jax.eval_shape(lambda: build_sampling(config)))
 

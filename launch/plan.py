@@ -22,6 +22,7 @@ compiled programs; times are predictions, and stand in columns of their own besi
     workloads                         ms per token at the acceptance of each
     published_ms_plain                of the paper that the config sets up
     assumptions, derivation           what the predictions rest on, and each as a sum
+    left_out                          fields that a run heeds and the plan does not
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ import dataclasses
 from typing import Any
 
 from absl import flags
+import jax
 from ml_collections import ConfigDict
 
 from launch import cli, estimate
@@ -114,22 +116,27 @@ def plan(config: ConfigDict, made: Slice, assume: Sequence[str] = (), wanted: Se
     InputError: see `described_mesh` and `programs_of`.
   """
   check_fields(config)
+  if prompt_tokens >= config.engine.capacity:
+    raise InputError(f'--prompt_tokens={prompt_tokens} leaves no room in engine.capacity={config.engine.capacity}: '
+                     'lower one or raise the other')
   chip = CHIPS[made.generation]
   assumptions = Assumptions.of(made, chip, assume)
   workloads = estimate.workloads_of(config)
   programs = programs_of(config, described_mesh(made, config.mesh))
   state = programs.state(config.engine.batch, prompt_tokens)
+  left_out = _left_out(config)
   sizes = Sizes.of(programs, state)
   facts = {
       'topology': made.name, 'chips': made.chips, 'hosts': made.hosts, 'usable_gib': chip.usable_gib,
       'weights_gib': sizes.weights / GIB, 'cache_gib': sizes.state / GIB, 'gamma': programs.engine.gamma,
       'rows': programs.engine.rows, 'floor_ms': sizes.target_pass / (chip.hbm_gbs * 1e6),
-      'assumptions': dataclasses.asdict(assumptions)}
+      'assumptions': dataclasses.asdict(assumptions), 'left_out': left_out}
   excess = (sizes.weights + sizes.state) / GIB - chip.usable_gib
   if excess > 0:
     return facts | {'fits': False, 'problem': _too_big(made, sizes, f'{excess:.2f} GiB a chip too much')}
   try:
-    compiled = _compile(programs, config.engine.batch, prompt_tokens, wanted)
+    with jax.default_matmul_precision(config.engine.precision):
+      compiled = _compile(programs, config.engine.batch, prompt_tokens, wanted)
   except DoesNotFitError as error:
     return facts | {'fits': False, 'problem': _too_big(made, sizes, str(error))}
   facts |= _structure(programs, state, compiled)
@@ -150,6 +157,13 @@ def _compile(programs: Programs, batch: int, bucket: int, wanted: Sequence[str])
   if not names:
     raise InputError('nothing to compile: with engine.gamma=0 there is no speculative program, name others in --only')
   return {name: compilers[name]() for name in track(names, len(names), 'compiling')}
+
+
+def _left_out(config: ConfigDict) -> list[str]:
+  """Fields that a run heeds and a plan does not: a pass has one width, and γ is the same in every step."""
+  fields = {'engine.widths': [width for width in config.engine.widths if width <= config.engine.gamma],
+            'engine.adaptive': config.engine.adaptive.enabled}
+  return [name for name, given in fields.items() if given]
 
 
 def _too_big(made: Slice, sizes: Sizes, excess: str) -> str:
@@ -211,6 +225,8 @@ def show(facts: Mapping[str, Any]) -> None:
   """Prints the facts: memory, structure, times, and what the times rest on."""
   hosts = f' on {facts["hosts"]} hosts' if facts['hosts'] else ''
   cli.say(f'{facts["topology"]}: {facts["chips"]} chips{hosts}')
+  if facts.get('left_out'):
+    cli.say(f'left out of the plan: {", ".join(facts["left_out"])} (every verify pass is engine.gamma + 1 wide)')
   memory = [f'{name} {facts[key]:.{digits}f} {unit}' for name, key, digits, unit in MEMORY
             if facts.get(key) is not None]
   cli.say(f'memory of a chip: {", ".join(memory)}; fits: {_yes(facts["fits"])}')
@@ -255,6 +271,9 @@ def main() -> int | None:
   if unknown:
     raise InputError(f'--only={unknown[0]} is no program: use some of {", ".join(PROGRAMS)}')
   if gpus:
+    given = [holder.name for holder in (ASSUME, ONLY, PROMPT_TOKENS) if holder.present]
+    if given:
+      raise InputError(f'--{given[0]} is for slices: GPUs are planned by roofline, with nothing compiled or assumed')
     facts = roofline(config, *gpus)
   else:
     made = slice_of(TOPOLOGY.value)

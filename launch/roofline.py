@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from launch.build import check_fields
+from launch.build import check_fields, check_layers
 from launch.chips import GIB, Chip
 from launch.compile_ahead import model_config
 from launch.estimate import Step, published_plain_ms, workloads_of
@@ -32,15 +32,26 @@ def cache_values(model: DecoderConfig, batch: int, capacity: int) -> int:
   return 2 * batch * capacity * model.num_layers * model.num_kv_heads * model.head_dim
 
 
+def _draft(config: ConfigDict, target: DecoderConfig) -> DecoderConfig | None:
+  """The model that drafts, if one does."""
+  if config.drafter.name == 'model':
+    return model_config(config.drafter, config.engine.attention_block)
+  if config.drafter.name != 'self':
+    return None
+  check_layers(config.drafter.num_layers, target.num_layers)
+  return dataclasses.replace(target, num_layers=config.drafter.num_layers, windows=())
+
+
 def roofline(config: ConfigDict, count: int, chip: Chip) -> dict[str, Any]:
   """The facts of `launch.plan` that hold without a compiler."""
   check_fields(config)
   workloads = workloads_of(config)
   gamma, batch, capacity = config.engine.gamma, config.engine.batch, config.engine.capacity
   target = model_config(config.target, config.engine.attention_block)
-  draft = model_config(config.drafter, config.engine.attention_block) if config.drafter.name == 'model' else None
+  draft = _draft(config, target)
   models = [model for model in (target, draft) if model]
-  weights = sum(num_parameters(model) * jnp.dtype(model.dtype).itemsize for model in models)
+  own_weights = models[:1] if config.drafter.name == 'self' else models  # its layers are those of the target
+  weights = sum(num_parameters(model) * jnp.dtype(model.dtype).itemsize for model in own_weights)
   caches = sum(cache_values(model, batch, capacity) * jnp.dtype(model.dtype).itemsize for model in models)
 
   def pass_ms(model: DecoderConfig, tokens: int) -> float:

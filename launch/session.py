@@ -10,7 +10,16 @@ import jax
 from ml_collections import ConfigDict
 import numpy as np
 
-from launch.build import AnyTokenizer, build_drafter, build_engine, build_model, build_sampling, check_fields
+from launch import distributed
+from launch.build import (
+  AnyTokenizer,
+  build_drafter,
+  build_engine,
+  build_model,
+  build_sampling,
+  check_capacity,
+  check_fields,
+)
 from launch.costs import measured_costs
 from launch.mesh import set_mesh
 from launch.prompts import Prompt
@@ -38,8 +47,6 @@ class Completion:
     text: cut where a stop string begins.
     token_ids: emitted, up to and including the one that ended the row.
     reason: 'eos', 'stop', 'max_tokens', 'length' or 'error'.
-    seconds: of the batch's decode loop; compilation and prefill are not in it.
-    prefill_seconds: of the batch.
     metrics: of this row.
     logprobs: raw target log-probability of each token; None unless `engine.logprobs`.
   """
@@ -48,8 +55,6 @@ class Completion:
   text: str
   token_ids: list[int]
   reason: str
-  seconds: float
-  prefill_seconds: float
   metrics: Metrics
   logprobs: list[float] | None
 
@@ -85,9 +90,7 @@ class Session:
     jax.config.update('jax_default_matmul_precision', config.engine.precision)
     set_mesh(config)
     model, tokenizer = target or build_model(config.target, config.engine.attention_block)
-    if config.engine.capacity > model.max_positions:
-      raise InputError(f'engine.capacity={config.engine.capacity} is past the context of the target: '
-                       f'lower it to {model.max_positions} or less')
+    check_capacity(config, model.max_positions)
     drafter, draft = build_drafter(config, model, tokenizer)
     session = cls(config, tokenizer, build_engine(config, drafter, tokenizer.num_tokens), Params(model, draft))
     adaptive = config.engine.adaptive
@@ -101,8 +104,9 @@ class Session:
     request = Request([[0] * length] * batch, range(batch), self._sampling, max_new_tokens=1)
     params = self.params_for(request)
     draft_cost, verify_cost = measured_costs(self.engine, params, self.engine.start(params, request))
-    print(f'measured: engine.adaptive.draft_cost={draft_cost} engine.adaptive.verify_cost={verify_cost}',
-          file=sys.stderr, flush=True)
+    if distributed.speaks():
+      print(f'measured: engine.adaptive.draft_cost={draft_cost} engine.adaptive.verify_cost={verify_cost}',
+            file=sys.stderr, flush=True)
     return AdaptiveGamma(draft_cost, verify_cost, self.config.engine.adaptive.prior)
 
   def plain(self) -> 'Session':
@@ -189,19 +193,14 @@ class Session:
   def _complete(self, prompts: Sequence[Prompt], request: Request) -> list[Completion]:
     self.warm_up(request)
     params = self.params_for(request)
-    start = time.perf_counter()
-    state = jax.block_until_ready(self.engine.start(params, request))
-    prefilled = time.perf_counter()
-    result = to_result(jax.block_until_ready(run(self.engine, params, state)))
-    seconds, prefill_seconds = time.perf_counter() - prefilled, prefilled - start
-    return [self._completion(prompt, result, row, seconds, prefill_seconds) for row, prompt in enumerate(prompts)]
+    result = to_result(run(self.engine, params, self.engine.start(params, request)))
+    return [self._completion(prompt, result, row) for row, prompt in enumerate(prompts)]
 
-  def _completion(self, prompt: Prompt, result: Result, row: int, seconds: float,
-                  prefill_seconds: float) -> Completion:
+  def _completion(self, prompt: Prompt, result: Result, row: int) -> Completion:
     return Completion(
         prompt_id=prompt.id, text=self.text(result.tokens[row]), token_ids=result.tokens[row],
-        reason=reason_name(result.reasons[row]), seconds=seconds, prefill_seconds=prefill_seconds,
-        metrics=result.metrics[row], logprobs=result.logprobs[row] if result.logprobs else None)
+        reason=reason_name(result.reasons[row]), metrics=result.metrics[row],
+        logprobs=result.logprobs[row] if result.logprobs else None)
 
   def text(self, token_ids: Sequence[int]) -> str:
     """Decoded as what goes on with a prompt, and cut where the first stop string begins."""

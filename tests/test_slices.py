@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import sys
 import pytest
 import yaml
 
+from configs import smollm2
+from launch import banner
 from launch.slices.jobset import manifest
 from launch.slices.place import Place, first_host, found_place, given_place
 from launch.slices.table import SLICES, slice_of
@@ -20,18 +23,14 @@ SCRIPTS = sorted((ROOT / 'launch' / 'slices').glob('*.sh'))
 TPU_VM = ROOT / 'launch' / 'slices' / 'tpu_vm.sh'
 
 
-@pytest.mark.parametrize('name, topology, chips, hosts, accelerator, machine', [
-    ('v4-8', '2x2x1', 4, 1, 'tpu-v4-podslice', 'ct4p-hightpu-4t'),
-    ('v4-32', '2x2x4', 16, 4, 'tpu-v4-podslice', 'ct4p-hightpu-4t'),
-    ('v4-128', '4x4x4', 64, 16, 'tpu-v4-podslice', 'ct4p-hightpu-4t'),
-    ('v5litepod-16', '4x4', 16, 4, 'tpu-v5-lite-podslice', 'ct5lp-hightpu-4t'),
-    ('v5p-32', '2x2x4', 16, 4, 'tpu-v5p-slice', 'ct5p-hightpu-4t'),
-    ('v6e-16', '4x4', 16, 4, 'tpu-v6e-slice', 'ct6e-standard-4t'),
-    ('v6e-256', '16x16', 256, 64, 'tpu-v6e-slice', 'ct6e-standard-4t')])
-def test_table(name, topology, chips, hosts, accelerator, machine):
+@pytest.mark.parametrize('name, topology, chips, hosts, accelerator', [
+    ('v4-8', '2x2x1', 4, 1, 'tpu-v4-podslice'), ('v4-32', '2x2x4', 16, 4, 'tpu-v4-podslice'),
+    ('v4-128', '4x4x4', 64, 16, 'tpu-v4-podslice'), ('v5litepod-16', '4x4', 16, 4, 'tpu-v5-lite-podslice'),
+    ('v5p-32', '2x2x4', 16, 4, 'tpu-v5p-slice'), ('v6e-16', '4x4', 16, 4, 'tpu-v6e-slice'),
+    ('v6e-256', '16x16', 256, 64, 'tpu-v6e-slice')])
+def test_table(name, topology, chips, hosts, accelerator):
   made = slice_of(name)
-  assert (made.topology, made.chips, made.hosts, made.gke_accelerator, made.machine_type) == (
-      topology, chips, hosts, accelerator, machine)
+  assert (made.topology, made.chips, made.hosts, made.gke_accelerator) == (topology, chips, hosts, accelerator)
   assert made.hosts * made.chips_per_host == made.chips
 
 
@@ -84,6 +83,14 @@ def test_manifest_options():
   assert made['spec']['failurePolicy']['maxRestarts'] == 0
 
 
+def test_manifest_volume():
+  """What is written to /results outlives the pods."""
+  made = manifest(slice_of('v4-8'), 'run', 'image:1', ['x'], volume='mine')
+  pod = made['spec']['replicatedJobs'][0]['template']['spec']['template']['spec']
+  assert pod['volumes'][1] == {'name': 'results', 'persistentVolumeClaim': {'claimName': 'mine'}}
+  assert pod['containers'][0]['volumeMounts'][1] == {'mountPath': '/results', 'name': 'results'}
+
+
 def jobset(*flags: str) -> subprocess.CompletedProcess:
   return subprocess.run([sys.executable, '-m', 'launch.slices.jobset', *flags], capture_output=True, text=True,
                         cwd=ROOT, env=os.environ | {'PYTHONPATH': str(ROOT)})
@@ -96,6 +103,7 @@ def test_jobset_command(tmp_path):
   assert done.returncode == 0, done.stderr
   written = yaml.safe_load(done.stdout)
   assert written == json.loads(path.read_text())
+  assert done.stderr.startswith('note: without --volume') and done.stderr.count('\n') == 1
   (container,) = written['spec']['replicatedJobs'][0]['template']['spec']['template']['spec']['containers']
   assert container['command'] == ['python', '-m', 'launch.generate', '--prompt=a b']
 
@@ -131,13 +139,78 @@ def test_dry_run():
   assert done.returncode == 0, done.stderr
   lines = done.stdout.splitlines()
   wanted = ['queued-resources create', 'queued-resources describe', 'tpu-vm scp', 'tpu-vm ssh', 'tpu-vm ssh',
-            'tpu-vm ssh', 'mkdir', 'tpu-vm scp --recurse', 'queued-resources delete']
+            'tpu-vm ssh', 'mkdir', 'tpu-vm scp --recurse', 'cp -R', 'rm -rf', 'queued-resources delete']
   assert len(lines) == len(wanted)
   assert all(part in line for part, line in zip(wanted, lines, strict=True))
   assert '--accelerator-type=v4-32' in lines[0] and '--spot' in lines[0] and '--runtime-version=' in lines[0]
   assert all('--zone=zone-b' in line for line in lines if 'gcloud' in line)
   assert all('--worker=all' in line for line in lines if 'tpu-vm ssh' in line)
   assert r'exec\ python\ -m\ x\ --y=a\\\ b' in lines[5]
+
+
+GCLOUD = """#!/usr/bin/env bash
+# Hosts that are one directory, $VM: ssh runs the command there, scp copies to and from it.
+set -e
+case "$*" in
+  *"tpu-vm ssh"*) cd "$VM" && for x; do [[ $x != --command=* ]] || bash -c "${x#--command=}"; done ;;
+  *"tpu-vm scp"*)
+    paths=()
+    for x in "${@:5}"; do [[ $x == --* ]] || paths+=("${x/#run:/$VM/}"); done
+    cp -R "${paths[@]}" ;;
+  *) exit 1 ;;
+esac
+"""
+
+
+def test_a_slice_that_was_taken_away(tmp_path):
+  """What a run leaves in results/ comes back, once, and is there again on the next slice."""
+  checkout, vm, programs = (tmp_path / name for name in ('checkout', 'vm', 'bin'))
+  (checkout / 'launch' / 'slices').mkdir(parents=True)
+  programs.mkdir()
+  (programs / 'gcloud').write_text(GCLOUD)
+  (programs / 'gcloud').chmod(0o755)
+  shutil.copy(TPU_VM, checkout / 'launch' / 'slices')
+  (checkout / '.gitignore').write_text('/results/\n')
+  subprocess.run(['git', 'init', '--quiet', checkout], check=True)
+
+  def do(step: str, *command: str) -> None:
+    subprocess.run(
+        [checkout / 'launch' / 'slices' / 'tpu_vm.sh', step, '--zone=z', '--name=run', *command], check=True,
+        capture_output=True, env=os.environ | {
+            'VM': str(vm), 'PATH': f'{programs}:{os.environ["PATH"]}', 'TMPDIR': str(tmp_path)})
+
+  for unit in ('unit-0', 'unit-1'):
+    shutil.rmtree(vm, ignore_errors=True)
+    (vm / 'specdec' / '.venv' / 'bin').mkdir(parents=True)
+    (vm / 'specdec' / '.venv' / 'bin' / 'activate').touch()
+    do('copy')
+    do('run', '--', 'sh', '-c', f'mkdir -p results/units; ls results/units > results/found; touch results/units/{unit}')
+    do('fetch')
+    do('fetch')
+  fetched = checkout / 'results' / 'run'
+  assert sorted(str(path.relative_to(fetched)) for path in fetched.rglob('*')) == [
+      'found', 'units', 'units/unit-0', 'units/unit-1']
+  assert (fetched / 'found').read_text() == 'unit-0\n'
+  assert not list(tmp_path.glob('run-results-*'))
+
+
+def test_data_packages_are_those_of_the_makefile():
+  expression = re.search(r"sed -n '(.*?)' Makefile", TPU_VM.read_text())[1]
+  found = subprocess.run(['sed', '-n', expression, ROOT / 'Makefile'], capture_output=True, text=True, check=True)
+  assert re.fullmatch(r'(\S+==\S+\s)+', found.stdout)
+
+
+@pytest.mark.parametrize('script', ['tpu_vm.sh', 'jobset.py'])
+def test_examples(script):
+  """The command of the example is one that its slice does not refuse."""
+  text = re.sub(r'\\+\n[# ]*', '', (ROOT / 'launch' / 'slices' / script).read_text())
+  example = re.search(r'python -m experiments.*|python -m launch\.generate.*', text)[0]
+  config = smollm2.get_config('lookup')
+  for field, value in re.findall(r'--config\.([\w.]+)=(\w+)', example):
+    config.update_from_flattened_dict({field: int(value)})
+  made = slice_of(re.search(r'--slice=(\S+)', example)[1])
+  assert '--config=configs/smollm2.py:lookup ' in example and '--slice=v4-32' in example
+  banner.check([made.device_kinds[0]] * made.chips, made.hosts, config.mesh, made)
 
 
 @pytest.mark.parametrize('arguments, message', [

@@ -1,16 +1,20 @@
 """Prints a JobSet manifest that runs a command on every host of a TPU slice on GKE.
 
     python -m launch.slices.jobset --topology=v4-32 --image=REGISTRY/specdec:1 \\
-        --command="python -m launch.generate --config=configs/smollm2.py:lookup --slice=v4-32" | kubectl apply -f -
+        --volume=results --command="python -m experiments.humaneval --config=configs/smollm2.py:lookup \\
+            --config.mesh.model=16 --slice=v4-32 --generate_only --units_dir=/results/units \\
+            --samples_out=/results/samples.jsonl" | kubectl apply -f -
 
 JobSet (kubernetes-sigs/jobset, v1alpha2) makes an indexed Job with a pod on each host and the service by which they
 find each other; GKE then tells each pod its number, so the command needs no arguments for that. The command is run as
 it is, without a shell, so that SIGTERM reaches it. If a host is lost all pods start again; a wrong flag (status 2) or a
-failure of the run (1) ends the set at once.
+failure of the run (1) ends the set at once. What pods write is lost with them, except on the volume: --volume names a
+PersistentVolumeClaim that all hosts can mount at once (ReadWriteMany), and it is mounted at /results.
 """
 
 import re
 import shlex
+import sys
 from typing import Any
 
 from absl import flags
@@ -24,6 +28,7 @@ from models.errors import InputError
 
 API_VERSION = 'jobset.x-k8s.io/v1alpha2'
 RUNTIME_PORT = 8471  # on which libtpu's own processes talk
+RESULTS = '/results'  # where the volume is mounted
 KEEP_SECONDS = 12 * 3600  # for the logs of a set that has ended
 TERMINATION_SECONDS = 30  # from SIGTERM to SIGKILL; launch/preemption.py uses less
 RESTARTABLE = [RESTART_STATUS, *range(127, 256)]  # asked for, or killed by a signal
@@ -31,7 +36,7 @@ NAME = re.compile(r'[a-z]([-a-z0-9]{0,38}[a-z0-9])?')  # pods are named after it
 
 
 def manifest(made: Slice, name: str, image: str, command: list[str], spot: bool = False, queue: str | None = None,
-             max_restarts: int = 3) -> dict[str, Any]:
+             max_restarts: int = 3, volume: str | None = None) -> dict[str, Any]:
   """The JobSet as plain data.
 
   Args:
@@ -42,6 +47,7 @@ def manifest(made: Slice, name: str, image: str, command: list[str], spot: bool 
     spot: run on Spot machines, which may be taken away.
     queue: of Kueue, where that is installed.
     max_restarts: of the whole set, after a lost host or status 42.
+    volume: a PersistentVolumeClaim for results.
   """
   return {
       'apiVersion': API_VERSION,
@@ -60,13 +66,13 @@ def manifest(made: Slice, name: str, image: str, command: list[str], spot: bool 
           'replicatedJobs': [{
               'name': 'slice',
               'replicas': 1,
-              'template': {'spec': _job(made, image, command, spot)},
+              'template': {'spec': _job(made, _pod(made, image, command, spot, volume))},
           }],
       },
   }
 
 
-def _job(made: Slice, image: str, command: list[str], spot: bool) -> dict[str, Any]:
+def _job(made: Slice, pod: dict[str, Any]) -> dict[str, Any]:
   """A pod on each host; one that fails fails the Job, and JobSet starts the set anew."""
   return {
       'parallelism': made.hosts,
@@ -76,11 +82,16 @@ def _job(made: Slice, image: str, command: list[str], spot: bool) -> dict[str, A
           'action': 'FailJob',
           'onExitCodes': {'containerName': 'jax-tpu', 'operator': 'NotIn', 'values': RESTARTABLE},
       }]},
-      'template': {'spec': _pod(made, image, command, spot)},
+      'template': {'spec': pod},
   }
 
 
-def _pod(made: Slice, image: str, command: list[str], spot: bool) -> dict[str, Any]:
+def _pod(made: Slice, image: str, command: list[str], spot: bool, volume: str | None) -> dict[str, Any]:
+  mounts = [{'mountPath': '/dev/shm', 'name': 'dshm'}]
+  volumes: list[dict[str, Any]] = [{'name': 'dshm', 'emptyDir': {'medium': 'Memory'}}]
+  if volume:
+    mounts.append({'mountPath': RESULTS, 'name': 'results'})
+    volumes.append({'name': 'results', 'persistentVolumeClaim': {'claimName': volume}})
   return {
       'restartPolicy': 'Never',
       'hostNetwork': True,
@@ -98,9 +109,9 @@ def _pod(made: Slice, image: str, command: list[str], spot: bool) -> dict[str, A
           'command': command,
           'ports': [{'containerPort': RUNTIME_PORT}, {'containerPort': TPU_PORT}],
           'resources': {'limits': {'google.com/tpu': made.chips_per_host}},
-          'volumeMounts': [{'mountPath': '/dev/shm', 'name': 'dshm'}],
+          'volumeMounts': mounts,
       }],
-      'volumes': [{'name': 'dshm', 'emptyDir': {'medium': 'Memory'}}],
+      'volumes': volumes,
   }
 
 
@@ -110,7 +121,11 @@ def main() -> None:
   if not NAME.fullmatch(JOB_NAME.value):
     raise InputError(f'--name={JOB_NAME.value!r} must be at most 40 small letters, digits and inner dashes, '
                      'and begin with a letter')
-  made_manifest = manifest(made, JOB_NAME.value, image, command, SPOT.value, QUEUE.value, MAX_RESTARTS.value)
+  if not VOLUME.value:
+    print(f'note: without --volume a restarted set begins anew: --units_dir under {RESULTS} goes on only on a volume',
+          file=sys.stderr)
+  made_manifest = manifest(
+      made, JOB_NAME.value, image, command, SPOT.value, QUEUE.value, MAX_RESTARTS.value, VOLUME.value)
   cli.say(yaml.safe_dump(made_manifest, sort_keys=False).rstrip())
   cli.write_json(made_manifest)
 
@@ -135,5 +150,6 @@ if __name__ == '__main__':
   JOB_NAME = flags.DEFINE_string('name', 'specdec', 'Of the JobSet.')
   SPOT = flags.DEFINE_bool('spot', False, 'Run on Spot machines.')
   QUEUE = flags.DEFINE_string('queue', None, 'Local queue of Kueue, where that is installed.')
+  VOLUME = flags.DEFINE_string('volume', None, 'PersistentVolumeClaim, mounted at /results.')
   MAX_RESTARTS = flags.DEFINE_integer('max_restarts', 3, 'Of the whole set.', lower_bound=0)
   cli.run(main, alone=True)

@@ -8,10 +8,13 @@ MaxText (`accelerator_to_spec_map.py`).
 
 import dataclasses
 import math
+from typing import Any
 
 from models.errors import InputError
 
-CHIPS_PER_HOST = 4  # of the machine types here; ct5lp-hightpu-8t and ct6e-standard-8t hold 2x4 on one host instead
+# Of the machine types ct4p-hightpu-4t, ct5lp-hightpu-4t, ct5p-hightpu-4t and ct6e-standard-4t; ct5lp-hightpu-8t and
+# ct6e-standard-8t hold 2x4 on one host instead.
+CHIPS_PER_HOST = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +28,10 @@ class Slice:
     chips: as many as JAX has devices.
     hosts: virtual machines; as many as JAX has processes.
     chips_per_host: chips that one process sees.
-    cores_per_chip: TensorCores.
     gke_accelerator: the GKE label cloud.google.com/gke-tpu-accelerator.
-    machine_type: of GKE node pools and Compute Engine.
     aot_name: `topology_name` of `jax.experimental.topologies.get_topology_desc`.
     aot_chip_config: its `chip_config_name`; on v4 only 'megacore' describes one device per chip.
+    device_kinds: what JAX may call a device (`jax/_src/pallas/mosaic/tpu_info.py`), the usual name first.
   """
 
   name: str
@@ -38,11 +40,14 @@ class Slice:
   chips: int
   hosts: int
   chips_per_host: int
-  cores_per_chip: int
   gke_accelerator: str
-  machine_type: str
   aot_name: str
   aot_chip_config: str
+  device_kinds: tuple[str, ...]
+
+  @property
+  def says(self) -> str:
+    return f'{self.name} has {self.chips} chips on {self.hosts} hosts'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,27 +58,28 @@ class _Generation:
   prefix: str
   cores_per_chip: int
   gke_accelerator: str
-  machine_type: str
   aot_chip_config: str
+  device_kinds: tuple[str, ...]
   topologies: tuple[str, ...]
 
   def slice(self, topology: str) -> Slice:
     chips = math.prod(int(size) for size in topology.split('x'))
     return Slice(
         name=f'{self.prefix}-{chips * self.cores_per_chip}', generation=self.name, topology=topology, chips=chips,
-        hosts=chips // CHIPS_PER_HOST, chips_per_host=CHIPS_PER_HOST, cores_per_chip=self.cores_per_chip,
-        gke_accelerator=self.gke_accelerator, machine_type=self.machine_type, aot_name=f'{self.name}:{topology}',
-        aot_chip_config=self.aot_chip_config)
+        hosts=chips // CHIPS_PER_HOST, chips_per_host=CHIPS_PER_HOST, gke_accelerator=self.gke_accelerator,
+        aot_name=f'{self.name}:{topology}', aot_chip_config=self.aot_chip_config, device_kinds=self.device_kinds)
 
 
 _FLAT = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
 _GENERATIONS = (
-    _Generation('v4', 'v4', 2, 'tpu-v4-podslice', 'ct4p-hightpu-4t', 'megacore',
+    _Generation('v4', 'v4', 2, 'tpu-v4-podslice', 'megacore', ('TPU v4',),
                 ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4')),
-    _Generation('v5e', 'v5litepod', 1, 'tpu-v5-lite-podslice', 'ct5lp-hightpu-4t', 'default', _FLAT),
-    _Generation('v5p', 'v5p', 2, 'tpu-v5p-slice', 'ct5p-hightpu-4t', 'megacore',
+    _Generation('v5e', 'v5litepod', 1, 'tpu-v5-lite-podslice', 'default',
+                ('TPU v5 lite', 'TPU v5e'), _FLAT),
+    _Generation('v5p', 'v5p', 2, 'tpu-v5p-slice', 'megacore', ('TPU v5', 'TPU v5p'),
                 ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4')),
-    _Generation('v6e', 'v6e', 1, 'tpu-v6e-slice', 'ct6e-standard-4t', 'default', _FLAT),
+    _Generation('v6e', 'v6e', 1, 'tpu-v6e-slice', 'default',
+                ('TPU v6 lite', 'TPU v6e'), _FLAT),
 )
 
 SLICES: dict[str, Slice] = {
@@ -90,3 +96,13 @@ def slice_of(name: str) -> Slice:
   if found is None:
     raise InputError(f'slice {name!r} is unknown: use one of {", ".join(SLICES)}')
   return found
+
+
+def check_mesh(mesh: Any, made: Slice) -> None:
+  """Refuses a `mesh` section of another size than the slice.
+
+  Raises:
+    InputError: with both.
+  """
+  if mesh.data * mesh.model != made.chips:
+    raise InputError(f'mesh.data={mesh.data} x mesh.model={mesh.model} does not match the slice: {made.says}')

