@@ -31,6 +31,7 @@ Fields of a row, all measured unless they say predicted:
 """
 
 from collections.abc import Mapping, Sequence
+import math
 from typing import Any, TextIO
 
 from absl import flags
@@ -39,7 +40,6 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from launch import cli, results
-from launch.errors import RunError, failed
 from launch.prompts import Prompt, load_prompts
 from launch.session import Session
 from launch.table import Column, print_table
@@ -125,7 +125,7 @@ def row_of(timed: Timed, plain: Timed) -> dict[str, Any]:
       'step_cost': seconds / sum(_parts_seconds(timed, batch) for batch in timed.batches),
       'predicted_speedup': _predicted_ms(plain) / _predicted_ms(timed),
       'predicted_theorem_3_8': _theorem_3_8(metrics.alpha, engine.gamma, draft_cost),
-      'bandwidth_utilisation': _bytes_read(timed) / seconds / memory_bandwidth(),
+      'bandwidth_utilisation': _bytes_read(timed) / seconds / _bandwidth(config),
       'compile_seconds': timed.session.compile_seconds, **results.environment()}
 
 
@@ -169,8 +169,16 @@ def _bytes_read(timed: Timed) -> float:
              for batch in timed.batches)
 
 
+def _bandwidth(config: ConfigDict) -> float:
+  """Of all devices of the mesh together; fake devices of a CPU share its memory."""
+  devices = 1 if jax.default_backend() == 'cpu' else config.mesh.data * config.mesh.model
+  return devices * memory_bandwidth()
+
+
 def _weight_bytes(model: Any) -> int:
-  return sum(x.nbytes for x in jax.tree.leaves(model))
+  """On all devices: of what several hold, each reads its own copy."""
+  return sum(x.sharding.num_devices * math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+             for x in jax.tree.leaves(model))
 
 
 def benchmark(config: ConfigDict, repeats: int = 3) -> dict[str, Any]:
@@ -198,10 +206,7 @@ def warn(rows: Sequence[Mapping[str, Any]]) -> None:
 def main() -> int:
   config = cli.config_of(CONFIG)
   session = Session.from_config(config)
-  try:
-    rows = compare({config.drafter.name: session}, load_prompts(config.data), REPEATS.value)
-  except RunError as error:
-    return failed(error)
+  rows = compare({config.drafter.name: session}, load_prompts(config.data), REPEATS.value)
   show(rows, cli.output())
   cli.write_json(rows)
   return 0

@@ -30,8 +30,7 @@ def set_mesh(config: ConfigDict) -> Mesh | None:
   Raises:
     InputError: see `make_mesh`.
   """
-  if config.mesh.data == config.mesh.model == 1:
-    return None
-  mesh = make_mesh(config.mesh.data, config.mesh.model)
+  alone = config.mesh.data == config.mesh.model == 1
+  mesh = None if alone else make_mesh(config.mesh.data, config.mesh.model)
   jax.set_mesh(mesh)
   return mesh

@@ -56,7 +56,8 @@ def show_banner(config: ConfigDict) -> None:
   mesh = config.get('mesh')
   if distributed.speaks():
     print(banner.banner(jax.devices(), mesh, made), file=sys.stderr, flush=True)
-  banner.check(jax.devices(), jax.process_count(), mesh, made)
+  kinds = [device.device_kind for device in jax.devices()]
+  banner.check(kinds, jax.process_count(), mesh, made)
 
 
 def blame(error: Exception) -> int:

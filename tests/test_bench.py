@@ -94,6 +94,21 @@ def test_parts_make_the_prediction():
   assert bench.row_of(plain, plain)['predicted_speedup'] == bench.row_of(plain, plain)['speedup'] == 1
 
 
+def test_bandwidth_is_of_all_devices(monkeypatch):
+  config = config_of('none')
+  config.mesh.data, config.mesh.model = 2, 4
+  assert bench._bandwidth(config) == 1e10, 'devices of a CPU share its memory'
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
+  assert bench._bandwidth(config) == 8e10
+
+
+def test_each_device_reads_its_copy():
+  mesh = jax.make_mesh((2, 4), ('data', 'model'), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+  sharding = jax.sharding.NamedSharding(mesh, jax.P('model'))
+  split, whole = jax.device_put(jnp.ones((8, 3)), sharding), jnp.ones((8, 3))
+  assert bench._weight_bytes({'split': split, 'whole': whole}) == 2 * 96 + 96
+
+
 def test_tables_hold_every_field_and_fit_a_terminal(capsys):
   rows, _ = decoded()
   wide = {'task': 'humaneval sampled', 'drafter': 'simulated', 'gamma': 10, 'accepted_per_position': [1.0] + [.29] * 9,

@@ -36,6 +36,14 @@ def changed(variant: str = 'lookup', **fields) -> ConfigDict:
   return config
 
 
+def test_the_mesh_of_a_session_before_is_gone():
+  """Set for the whole process, like the precision."""
+  tokens = [Session.from_config(changed('none', mesh__data=data, mesh__model=model)).generate(PROMPTS[:1])[0].token_ids
+            for data, model in ((1, 8), (1, 1))]
+  assert jax.sharding.get_mesh().empty
+  assert tokens[0] == tokens[1]
+
+
 @pytest.mark.parametrize('fields, message', [
     (dict(engine__capacity=5000), 'engine.capacity=5000 is past the context of the target: lower it to 4096 or less'),
     (dict(engine__gamma=-1), 'engine.gamma=-1 must lie in 0..'),

@@ -110,6 +110,16 @@ def test_memory_bandwidth(monkeypatch):
     assert 1e8 < measure() < 1e13
 
 
+def test_a_device_is_measured_alone(monkeypatch):
+  """Under a mesh too: one process of a job may measure while the others do not."""
+  monkeypatch.setattr(timing, 'DEVICE_BYTES', 1 << 20)
+  used = []
+  monkeypatch.setattr(timing, '_best_seconds', lambda function: used.append(function().devices()) or 1.0)
+  with jax.set_mesh(jax.make_mesh((8,), ('model',), axis_types=(jax.sharding.AxisType.Auto,))):
+    timing._device_bandwidth()
+  assert used == [{jax.local_devices()[0]}]
+
+
 def test_memory_bandwidth_is_measured_once(monkeypatch):
   timing.memory_bandwidth.cache_clear()
   calls = []
