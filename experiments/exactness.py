@@ -20,7 +20,6 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import itertools
-import sys
 from typing import Any
 
 from absl import flags
@@ -236,6 +235,7 @@ def check_lossless(config: ConfigDict) -> None:
 
 
 def main() -> int:
+  cli.refuse_job()
   config = cli.config_of(CONFIG)
   check_lossless(config)
   rungs = ladder(config)
@@ -246,7 +246,7 @@ def main() -> int:
   rows = []
   for name in names:
     verdicts = rungs[name]()
-    print_verdicts(f'\n{name}', verdicts, file=sys.stderr if cli.JSON_OUT.value == '-' else sys.stdout)
+    print_verdicts(f'\n{name}', verdicts, file=cli.output())
     rows += [{'rung': name, **verdict.row} for verdict in verdicts]
   failed = [row for row in rows if not row['passed']]
   cli.say(f'\n{len(rows) - len(failed)} of {len(rows)} verdicts passed' + (

@@ -10,7 +10,6 @@ files have the benchmark's own format; --samples_out=x.jsonl writes x.plain.json
 """
 
 import pathlib
-import sys
 from typing import Any
 
 from absl import flags
@@ -22,7 +21,6 @@ from experiments.sample_files import Sample, read_samples, write_lines
 from experiments.score import Scores
 from experiments.side_by_side import SPECULATIVE, TIMING_COLUMNS, decode_both, facts
 from launch import cli, distributed, results
-from launch.errors import RunError, failed
 from launch.prompts import Prompt, humaneval_problems, load_prompts, stop_strings
 from launch.session import Session
 from launch.table import Column, print_table
@@ -39,10 +37,7 @@ def main() -> int:
     results.check_writable(path)
   if not GENERATE_ONLY.value:
     score.require_consent(ALLOW.value)
-  try:
-    return _score_file(k) if SAMPLES.value is not None else _decode_and_score(k)
-  except RunError as error:
-    return failed(error)
+  return _score_file(k) if SAMPLES.value is not None else _decode_and_score(k)
 
 
 def _k() -> list[int]:
@@ -94,7 +89,7 @@ def _prepare(config: ConfigDict) -> None:
   with config.unlocked():
     config.data.kind = 'humaneval'
     if LIMIT.value is not None:
-      config.data.limit = LIMIT.value or sys.maxsize
+      config.data.limit = LIMIT.value or None
     config.sampling.stop = tuple(config.sampling.stop) or stop_strings(config.data)
   if SAMPLES_PER_PROBLEM.value > 1 and config.sampling.temperature == 0:
     raise InputError('--samples_per_problem above 1 needs --config.sampling.temperature above 0: '

@@ -3,11 +3,11 @@
     python -m experiments.plan_sweep --config=configs/sweep_plan.py --out=plan.jsonl --plot=plan.png
 
 Passes are padded to engine.rows query rows, so one compiled loop tells the time of every γ below that many; each larger
-γ is compiled alone. Rows are appended to --out loop by loop, and loops that are there are not compiled again.
+γ is compiled alone. Rows are appended to --out loop by loop, and loops that are there, all rows of them and of the same
+base config and assumptions, are not compiled again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-import os
 from typing import Any
 
 from absl import flags
@@ -24,6 +24,8 @@ from launch.slices.table import slice_of
 from launch.table import Column, print_table
 from models.errors import InputError
 
+KEY_FIELDS = ('topology', 'name', 'gamma', 'config_hash')
+SECTIONS = ('base', 'topologies', 'gammas', 'assume')
 COLUMNS = (Column('topology'), *WORKLOAD_COLUMNS, Column('best', 'note', lambda best: 'best γ' if best else ''))
 
 
@@ -33,40 +35,60 @@ def loops(gammas: Sequence[int], rows: int) -> dict[int, list[int]]:
   return ({max(shared): shared} if shared else {}) | {gamma: [gamma] for gamma in gammas if gamma >= rows}
 
 
-def rows_of(config: ConfigDict, facts: Mapping[str, Any], gammas: Sequence[int]) -> Iterator[dict[str, Any]]:
+def keys_of(config: ConfigDict, topology: str, gammas: Sequence[int], assume: Sequence[str]) -> list[str]:
+  """The keys of the rows that one compiled loop gives."""
+  config_hash = hash_of(config, assume)
+  return [row_key({'topology': topology, 'name': workload.name, 'gamma': gamma, 'config_hash': config_hash})
+          for workload in workloads_of(config) for gamma in gammas]
+
+
+def row_key(row: Mapping[str, Any]) -> str:
+  """What makes a row the same prediction."""
+  return results.digest({name: row.get(name) for name in KEY_FIELDS})
+
+
+def hash_of(config: ConfigDict, assume: Sequence[str]) -> str:
+  """Of all that a prediction depends on besides slice and γ."""
+  return results.digest({'config': config, 'assume': assume})
+
+
+def rows_of(config: ConfigDict, facts: Mapping[str, Any], gammas: Sequence[int],
+            assume: Sequence[str]) -> Iterator[dict[str, Any]]:
   """A row for each workload and γ, from the passes of one compiled loop."""
   step = Step(*(facts[f'predicted_ms_{name}'] for name in ('plain', 'draft_first', 'draft', 'verify')))
   for workload in workloads_of(config):
     for gamma in gammas:
       yield {'topology': facts['topology'], 'compiled_gamma': facts['gamma'], **workload.row(step, gamma),
-             'predicted_ms_plain': facts['predicted_ms_plain'], 'assumptions': facts['assumptions']}
+             'predicted_ms_plain': facts['predicted_ms_plain'], 'assumptions': facts['assumptions'],
+             'config_hash': hash_of(config, assume)}
 
 
 def run_sweep(config: ConfigDict, out: str | None = None) -> list[dict[str, Any]]:
-  """All rows, in order; only what `out` lacks is compiled.
+  """The rows that the config asks for, in order; only what `out` lacks is compiled.
 
   Raises:
     InputError: a config that does not fit one of the slices, unknown slices, or other wrong input.
   """
-  rows = results.read_rows(out) if out not in (None, results.STDOUT) and os.path.isfile(out) else []
+  rows = {row_key(row): row for row in results.rows_so_far(out)}
   base = load_config(config.base)
   if not config.gammas or min(config.gammas) < 1:
     raise InputError(f'gammas={config.gammas}: give numbers of drafted tokens, from 1 on')
   wanted = [(slice_of(name), gamma, told) for name in config.topologies
             for gamma, told in loops(config.gammas, base.engine.rows).items()]
-  done = {(row['topology'], row['compiled_gamma']) for row in rows}
-  missing = [point for point in wanted if (point[0].name, point[1]) not in done]
+  keys = {(made.name, gamma): keys_of(base, made.name, told, config.assume) for made, gamma, told in wanted}
+  missing = [point for point in wanted if not rows.keys() >= set(keys[point[0].name, point[1]])]
   for made, gamma, told in track(missing, len(missing), 'plans'):
     point = base.copy_and_resolve_references()
     point.engine.gamma = gamma
     facts = plan(point, made, config.assume, wanted=('speculative', 'plain'))
     if not facts['fits']:
       raise InputError(facts['problem'])
-    for row in rows_of(point, facts, told):
-      rows.append(row)
+    for row in rows_of(base, facts, told, config.assume):
+      rows[row_key(row)] = row
       if out is not None:
         results.append_row(out, row)
-  return marked(sorted(rows, key=lambda row: (row['topology'], row['name'], row['gamma'])))
+  found = [rows[key] for loop in keys.values() for key in loop]
+  return marked(sorted(found, key=lambda row: (row['topology'], row['name'], row['gamma'])))
 
 
 def marked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -98,8 +120,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: str) -> None:
 
 
 def main() -> None:
-  config = cli.config_of(CONFIG)
-  results.check_writable(OUT.value)
+  config = cli.config_of(CONFIG, SECTIONS)
+  results.check_rows(OUT.value)
   plot.check(PLOT.value)
   need_compiler()
   rows = run_sweep(config, OUT.value)

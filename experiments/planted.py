@@ -21,7 +21,7 @@ from absl import flags
 
 from experiments import planting
 from launch import cli, results
-from launch.errors import RunError, failed
+from launch.errors import RunError
 from launch.progress import track
 from launch.table import Column, print_table
 
@@ -73,13 +73,10 @@ def row_of(mutation: str) -> dict[str, Any]:
 
 
 def main() -> int:
-  results.check_writable(ROWS.value)
+  results.check_rows(ROWS.value)
   mutations, rows = [NOTHING, *planting.plants()], []
   for mutation in track(mutations, len(mutations), 'planted'):
-    try:
-      rows.append(row_of(mutation))
-    except RunError as error:
-      return failed(error)
+    rows.append(row_of(mutation))
     results.append_row(ROWS.value, rows[-1] | {'test_files': TESTS} | results.environment())
   print_table(rows, COLUMNS, file=cli.output(), marked=lambda row: row['verdict'] != 'ok')
   cli.write_json(rows)

@@ -239,4 +239,4 @@ if __name__ == '__main__':
   ROWS = flags.DEFINE_string('rows', None, 'JSON lines to read.')
   OUT = flags.DEFINE_string('out', None, 'PNG to write.')
   KIND = flags.DEFINE_enum('kind', 'auto', KINDS, 'Which figure.')
-  cli.run(main)
+  cli.run(main, alone=True)

@@ -19,7 +19,6 @@ from ml_collections import ConfigDict
 from configs import smollm2
 from experiments import plot
 from launch import bench, cli, results
-from launch.errors import RunError, failed
 from launch.prompts import load_prompts
 from launch.session import Session
 
@@ -56,12 +55,10 @@ def run_tasks() -> list[dict[str, Any]]:
 
 
 def main() -> int:
-  results.check_writable(ROWS.value)
+  cli.refuse_job()
+  results.check_rows(ROWS.value)
   plot.check(PLOT.value)
-  try:
-    rows = run_tasks()
-  except RunError as error:
-    return failed(error)
+  rows = run_tasks()
   bench.show(rows, cli.output())
   plot.draw(rows, PLOT.value)
   cli.say(f'rows: {ROWS.value}   plot: {PLOT.value}')

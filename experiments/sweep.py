@@ -18,7 +18,6 @@ import dataclasses
 import importlib.util
 import itertools
 import os
-import sys
 from typing import Any, TextIO
 
 from absl import flags
@@ -26,12 +25,13 @@ from ml_collections import ConfigDict
 
 from experiments import plot
 from launch import bench, cli, results
-from launch.errors import RunError, failed
+from launch.errors import RunError
 from launch.progress import track
 from launch.table import Column, lookup, print_table
 from models.errors import InputError
 
 GAMMA = 'engine.gamma'
+SECTIONS = ('base', 'grid', 'zip', 'repeats', 'plain')
 COLUMNS = (
     *bench.columns(
         'drafter', 'gamma', 'ms_per_token', 'tokens_per_second', 'ms_per_round', 'tokens_per_pass', 'alpha',
@@ -124,7 +124,7 @@ def run_sweep(config: ConfigDict, out: str | None = None,
               benchmark: Benchmark = bench.benchmark) -> list[dict[str, Any]]:
   """Runs what is not in `out` yet, and returns the rows of all points, in their order."""
   points = points_of(config)
-  done = {results.row_key(row): row for row in _existing(out)}
+  done = {results.row_key(row): row for row in results.rows_so_far(out)}
   rows = {}
   missing = [point for point in points if results.row_key(point.identity) not in done]
   if len(missing) < len(points):
@@ -136,10 +136,6 @@ def run_sweep(config: ConfigDict, out: str | None = None,
     rows[results.row_key(row)] = results.plain(row)
     bench.warn([row] if row['gamma'] else [])
   return [(done | rows)[results.row_key(point.identity)] for point in points]
-
-
-def _existing(out: str | None) -> list[dict[str, Any]]:
-  return results.read_rows(out) if out not in (None, results.STDOUT) and os.path.isfile(out) else []
 
 
 def _row(point: Point, repeats: int, benchmark: Benchmark) -> dict[str, Any]:
@@ -160,14 +156,12 @@ def show(rows: Sequence[dict[str, Any]], file: TextIO | None = None) -> None:
 
 
 def main() -> int:
-  config = cli.config_of(CONFIG)
-  results.check_writable(OUT.value)
+  cli.refuse_job()
+  config = cli.config_of(CONFIG, SECTIONS)
+  results.check_rows(OUT.value)
   plot.check(PLOT.value)
-  try:
-    rows = run_sweep(config, OUT.value)
-  except RunError as error:
-    return failed(error)
-  show(rows, sys.stderr if OUT.value == results.STDOUT else cli.output())
+  rows = run_sweep(config, OUT.value)
+  show(rows, cli.output())
   if PLOT.value:
     plot.draw(rows, PLOT.value)
   cli.write_json({'rows': rows})

@@ -7,7 +7,6 @@
 Chen et al. (2023) use one worked example: --config.data.form=raw --config.data.shots=1.
 """
 
-import sys
 from typing import Any
 
 from absl import flags
@@ -19,7 +18,6 @@ from experiments.completions import END_OF_TEXT, cut
 from experiments.sample_files import write_lines
 from experiments.side_by_side import TIMING_COLUMNS, decode_both, facts
 from launch import cli, distributed, results
-from launch.errors import RunError, failed
 from launch.prompts import Prompt, load_prompts, stop_strings
 from launch.session import Session
 from launch.table import Column, print_table
@@ -36,10 +34,7 @@ def main() -> int:
   if not distributed.speaks():
     return 0
   _write_summaries(runs, prompts)
-  try:
-    rows = [facts(run, runs[0]) for run in runs]
-  except RunError as error:
-    return failed(error)
+  rows = [facts(run, runs[0]) for run in runs]
   references = [prompt.reference for prompt in prompts]
   scores = {run.name: rouge.rouge(references, summaries_of(run), STEMMER.value) for run in runs}
   for row in rows:
@@ -54,7 +49,7 @@ def _prepare(config: ConfigDict) -> None:
     if config.data.kind not in ('news', 'xsum'):
       config.data.kind = 'xsum' if config.data.path else 'news'
     if LIMIT.value is not None:
-      config.data.limit = LIMIT.value or sys.maxsize
+      config.data.limit = LIMIT.value or None
     config.sampling.stop = tuple(config.sampling.stop) or stop_strings(config.data)
 
 

@@ -14,9 +14,14 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from launch import distributed, results
+from launch.errors import RunError
 from launch.preemption import RESTART_STATUS, Preempted
 from launch.start_up import blame, leave, show_banner, start_up
 from models.errors import InputError
+
+OURS = ('launch.', 'experiments.')
+# The sections of a config that decodes.
+DECODING = ('target', 'drafter', 'accept', 'engine', 'mesh', 'sampling', 'data')
 
 JSON_OUT = flags.DEFINE_string('json_out', None, 'Write the result as JSON to this file; - for standard output.')
 
@@ -26,11 +31,11 @@ def define_config(default: str | None = None) -> flags.FlagHolder:
   return config_flags.DEFINE_config_file('config', default, 'Config file, with an optional :variant.', lock_config=True)
 
 
-def config_of(holder: flags.FlagHolder) -> ConfigDict:
-  """The config that was asked for.
+def config_of(holder: flags.FlagHolder, sections: Sequence[str] = DECODING) -> ConfigDict:
+  """The config that was asked for; `sections` are those that the command reads.
 
   Raises:
-    InputError: if none was.
+    InputError: if none was, or one of another kind.
   """
   config = holder.value
   if config is None:
@@ -38,8 +43,23 @@ def config_of(holder: flags.FlagHolder) -> ConfigDict:
   if not isinstance(config, ConfigDict):  # config_flags hands out a stand-in when it cannot load the file
     path = config_flags.get_config_filename(flags.FLAGS[holder.name])
     raise InputError(f'cannot load the config file {path}: check the path and that it defines get_config')
+  missing = [section for section in sections if section not in config]
+  if missing:
+    path = config_flags.get_config_filename(flags.FLAGS[holder.name])
+    raise InputError(f'{path} has no {missing[0]!r}, so it is no config of this command, which reads '
+                     f'{", ".join(sections)}: pass another --config')
   show_banner(config)
   return config
+
+
+def refuse_job() -> None:
+  """For commands that one host runs.
+
+  Raises:
+    InputError: on several processes.
+  """
+  if distributed.joined():
+    raise InputError('this command does not run on several processes: start it on one host')
 
 
 def run(main: Callable[[], int | None], alone: bool = False) -> None:
@@ -63,6 +83,8 @@ def _guarded(main: Callable[[], int | None], alone: bool, argv: Sequence[str]) -
     status = main()
   except InputError as error:
     _fail(error)
+  except RunError as error:
+    _fail(error, status=1)
   except BrokenPipeError:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; nothing is left to say
     status = 0
@@ -79,17 +101,32 @@ def _guarded(main: Callable[[], int | None], alone: bool, argv: Sequence[str]) -
   sys.exit(status or 0)
 
 
+class _Help(app.HelpFlag):
+  """Lists the flags of all our modules, and ends with status 0: absl's own lists the main module's, and ends with 1."""
+
+  def __init__(self):
+    super().__init__()
+    self.allow_override = True  # absl has defined its own by now
+
+  def parse(self, argument: Any) -> None:
+    if self._parse(argument):
+      modules = [name for name in sorted(flags.FLAGS.flags_by_module_dict()) if name.startswith(OURS)]
+      print(sys.modules['__main__'].__doc__, *map(flags.FLAGS.module_help, [sys.argv[0], *modules]), sep='\n')
+      sys.exit(0)
+
+
 def _parse_flags(argv: Sequence[str]) -> list[str]:
   """Anything that goes wrong here, in a config file's get_config included, is what the user passed."""
+  flags.DEFINE_flag(_Help())
   try:
     return flags.FLAGS(list(argv))
   except Exception as error:
     _fail(error)
 
 
-def _fail(error: Exception) -> None:
+def _fail(error: Exception, status: int = 2) -> None:
   print(f'error: {_one_line(error)}', file=sys.stderr)
-  leave(2)
+  leave(status)
 
 
 def _one_line(error: Exception) -> str:

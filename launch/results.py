@@ -76,6 +76,17 @@ def check_writable(path: str | None) -> None:
     os.remove(path)
 
 
+def check_rows(path: str | None) -> None:
+  """As `check_writable`, for a file that rows are appended to.
+
+  Raises:
+    InputError: also for standard output, where rows and text for a person would mix.
+  """
+  if path == STDOUT:
+    raise InputError('rows are appended to a file, not to -: name one, or pass --json_out=- to get them all at the end')
+  check_writable(path)
+
+
 def _is_row(line: bytes) -> bool:
   try:
     return isinstance(json.loads(line), dict)
@@ -93,10 +104,6 @@ def _whole_bytes(content: bytes) -> int:
 def append_row(path: str, row: dict[str, Any]) -> None:
   """Appends `row` as one line, after repairing a line that an earlier, killed run left torn."""
   line = dumps(row).encode() + b'\n'
-  if path == STDOUT:
-    sys.stdout.write(line.decode())
-    sys.stdout.flush()
-    return
   try:
     if _is_device(path):
       pathlib.Path(path).write_bytes(line)
@@ -138,6 +145,11 @@ def read_rows(path: str) -> list[dict[str, Any]]:
       raise InputError(f'line {number} of {path} is not a JSON object: remove it')
     rows.append(json.loads(line))
   return rows
+
+
+def rows_so_far(path: str | None) -> list[dict[str, Any]]:
+  """The rows of a file that rows are appended to: none where it does not exist yet."""
+  return read_rows(path) if path is not None and os.path.isfile(path) else []
 
 
 def row_key(row: dict[str, Any]) -> str:

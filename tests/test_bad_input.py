@@ -18,6 +18,7 @@ from tests.models.random_decoder import random_decoder
 ROOT = pathlib.Path(__file__).parents[1]
 TOKENIZERS = ROOT / 'tests' / 'fixtures' / 'tokenizers'
 TINY, SMOLLM2 = f'--config={ROOT}/configs/tiny.py', f'--config={ROOT}/configs/smollm2.py'
+SWEEP = f'--config={ROOT}/configs/sweep_gamma.py'
 WHOLE = [SMOLLM2 + ':none', '--config.target.source=FILES/whole', '--raw']
 JSON = '--json_out=result.json'
 
@@ -148,6 +149,14 @@ def test_generate(name, ended):
 @pytest.mark.parametrize('module, flags, expected', [
     ('launch.bench', [TINY, '--config.engine.gamma=-1'], 'engine.gamma=-1'),
     ('launch.bench', [TINY, '--config.engine.capacity=20000', JSON], 'engine.capacity=20000'),
+    ('launch.bench', [SWEEP], "sweep_gamma.py has no 'target', so it is no config of this command"),
+    ('launch.generate', [f'--config={ROOT}/configs/peers.py'], "peers.py has no 'target'"),
+    ('launch.plan', [SWEEP, '--topology=v4-32'], "sweep_gamma.py has no 'target'"),
+    ('experiments.sweep', [f'--config={ROOT}/configs/sweep_plan.py'], "sweep_plan.py has no 'grid'"),
+    ('experiments.plan_sweep', [SWEEP], "sweep_gamma.py has no 'topologies'"),
+    ('experiments.peers.timing', [TINY], "tiny.py has no 'model'"),
+    ('experiments.sweep', [SWEEP, '--out=-'], 'rows are appended to a file, not to -'),
+    ('experiments.planted', ['--rows=-'], 'rows are appended to a file, not to -'),
     ('experiments.exactness', [TINY, '--rungs=nine'], '--rungs=nine is unknown'),
     ('experiments.sweep', [f'--config={ROOT}/configs/sweep_gamma.py:tiny', '--config.base=none.py'], 'none.py'),
 ])

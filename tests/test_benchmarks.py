@@ -119,6 +119,15 @@ def test_humaneval_without_scoring(command, tmp_path):
     assert set(rows[0]) == {'task_id', 'completion'}
 
 
+@pytest.mark.parametrize('flags, shown', [
+    ([*HUMANEVAL, '--generate_only', '--config.data.offset=162'], 'HumanEval, 2 samples'),
+    ([*XSUM, '--config.data.offset=1'], ' stories')])
+def test_all_from_an_offset(command, flags, shown):
+  done = command(*flags, '--limit=0')
+  assert done.returncode == 0, done.stderr
+  assert shown in done.stdout
+
+
 @pytest.mark.usefixtures('_isolated')
 def test_humaneval_of_timeouts_fails(command):
   """Fault 59: > 50 % timeouts, status 1."""

@@ -86,6 +86,16 @@ def test_bench():
   assert plain['speedup'] == 1 and all(r['ms_per_token'] > 0 and r['compile_seconds'] > 0 for r in (plain, row))
 
 
+@pytest.mark.parametrize('module, flags', [
+    (GENERATE, ('prompt', 'config', 'json_out', 'coordinator', 'compile_cache_dir')),
+    ('launch.convert', ('source', 'json_out')), ('experiments.exactness', ('rungs', 'config', 'slice'))])
+def test_help(module, flags):
+  """Says what the command is for and lists all flags of ours, wherever they are defined."""
+  shown = run(module, '--help').stdout
+  assert 'python -m' in shown and f'{module.replace(".", "/")}.py:' in shown
+  assert all(re.search(rf'^  --{flag}: ', shown, re.MULTILINE) for flag in flags) and 'pdb' not in shown
+
+
 def test_exactness():
   verdicts = payload('experiments.exactness', TINY, '--rungs=three_tokens')
   assert len(verdicts) == 3 and all(verdict['passed'] and verdict['rung'] == 'three_tokens' for verdict in verdicts)

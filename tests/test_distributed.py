@@ -9,6 +9,10 @@ import sys
 
 import pytest
 
+from experiments import exactness, reproduce, sweep
+from launch import distributed
+from models.errors import InputError
+
 ROOT = pathlib.Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
 GENERATE = ('-m', 'launch.generate', f'--config={ROOT}/configs/tiny.py', '--prompt=abc',
@@ -70,6 +74,35 @@ def test_mesh_that_leaves_a_process_out():
     _, stderr = process.communicate(timeout=200)
     assert process.returncode == 2
     assert 'mesh.data=1 x mesh.model=1 does not match the job: it has 8 devices in 2 processes' in stderr
+
+
+AGREE = '''
+import sys
+from launch import costs, distributed
+from launch.mesh import make_mesh
+from launch.slices.place import Place
+import jax
+process = int(sys.argv[2])
+distributed.join(Place(f'localhost:{sys.argv[1]}', 2, process), 60)
+jax.set_mesh(make_mesh(1, 8))
+print(costs.agreed(0.12345 + process, [1.0, 1.23456 + process]))
+'''
+
+
+def test_all_go_by_the_costs_of_one():
+  """Else each would compile a program of its own."""
+  port = free_port()
+  processes = [subprocess.Popen([sys.executable, '-c', AGREE, str(port), str(i)], stdout=subprocess.PIPE, text=True,
+                                cwd=ROOT, env=ENVIRONMENT | {'JAX_NUM_CPU_DEVICES': '4'}) for i in (0, 1)]
+  outputs = [process.communicate(timeout=120)[0] for process in processes]
+  assert [output.splitlines()[-1] for output in outputs] == ['(0.123, (1.0, 1.235))'] * 2
+
+
+@pytest.mark.parametrize('module', [exactness, reproduce, sweep])
+def test_one_host_commands(module, monkeypatch):
+  monkeypatch.setattr(distributed, 'joined', lambda: True)
+  with pytest.raises(InputError, match='start it on one host'):
+    module.main()
 
 
 @pytest.mark.parametrize('flags, message', [

@@ -59,6 +59,35 @@ def test_what_is_there_is_not_compiled_again(compiled, tmp_path):
   assert ('v5e-16'.replace('v5e', 'v5litepod'), 7) in compiled and ('v4-32', 7) not in compiled
 
 
+def test_half_a_loop_is_done_again(compiled, tmp_path):
+  """Killed between two rows: none of it is missing or there twice."""
+  out = tmp_path / 'rows.jsonl'
+  first = run_sweep(sweep_plan.get_config('v4'), str(out))
+  out.write_text('\n'.join(out.read_text().splitlines()[:5]))
+  assert results.plain(run_sweep(sweep_plan.get_config('v4'), str(out))) == results.plain(first)
+  assert compiled == [('v4-32', 7), ('v4-32', 8)] * 2
+
+
+def test_other_assumptions_and_configs_are_other_rows(compiled, tmp_path, monkeypatch):
+  out, config = str(tmp_path / 'rows.jsonl'), sweep_plan.get_config('v4')
+  first = run_sweep(config, out)
+  with config.unlocked():
+    config.assume = ('hop_us=2.7',)
+  assert len(run_sweep(config, out)) == len(first) and len(compiled) == 4
+  base = chinchilla.get_config()
+  base.engine.capacity = 1000
+  monkeypatch.setattr(plan_sweep, 'load_config', lambda _: base)
+  assert len(run_sweep(config, out)) == len(first) and len(compiled) == 6
+
+
+def test_only_what_is_asked_for_comes_back(compiled, tmp_path):
+  out, config = str(tmp_path / 'rows.jsonl'), sweep_plan.get_config('v4')
+  run_sweep(config, out)
+  config.gammas = (2, 3)
+  assert [row['gamma'] for row in run_sweep(config, out)] == [2, 3] * 3
+  assert len(compiled) == 2
+
+
 def test_a_slice_that_is_too_small(monkeypatch):
   monkeypatch.setattr(plan_sweep, 'plan', lambda *_, **__: {'fits': False, 'problem': 'does not fit on v4-32: at all'})
   with pytest.raises(InputError, match='does not fit on v4-32'):

@@ -172,10 +172,22 @@ def test_a_write_that_fails_leaves_what_was_there(write, tmp_path, monkeypatch):
 
 def test_standard_output(capsys):
   results.write_json('-', {'a': math.nan})
-  results.append_row('-', {'b': 1})
-  first, second = capsys.readouterr().out.split('}\n')[:2]
-  assert json.loads(first + '}') == {'a': None}
-  assert json.loads(second + '}') == {'b': 1}
+  assert json.loads(capsys.readouterr().out) == {'a': None}
+
+
+def test_rows_go_to_files():
+  """Text for a person goes to standard output."""
+  results.check_rows(None)
+  results.check_rows('/dev/null')
+  with pytest.raises(InputError, match='rows are appended to a file, not to -'):
+    results.check_rows('-')
+
+
+def test_rows_so_far(tmp_path):
+  path = str(tmp_path / 'rows.jsonl')
+  assert results.rows_so_far(None) == results.rows_so_far(path) == []
+  results.append_row(path, {'a': 1})
+  assert results.rows_so_far(path) == [{'a': 1}]
 
 
 def test_device_is_written_to_not_replaced():

@@ -31,6 +31,8 @@ from models.loading import embedded_model, export_gguf, export_hf, load_decoder
 from models.tokenizer import Tokenizer
 
 PACKAGES = {'specdec': (), 'transformers': ('torch', 'transformers'), 'llama.cpp': ('llama_cpp',)}
+SECTIONS = ('model', 'tasks', 'form', 'prompts', 'new_tokens', 'capacity', 'repeats', 'software', 'ours',
+            'transformers', 'llama_cpp')
 COLUMNS = (
     Column('task'), Column('software'), Column('drafter'), Column('setting'), Column('ms_per_token', 'ms/token', '.2f'),
     Column('ms_per_token_p10', 'p10', '.2f'), Column('ms_per_token_p90', 'p90', '.2f'),
@@ -173,8 +175,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-  config = cli.config_of(CONFIG)
-  results.check_writable(OUT.value)
+  config = cli.config_of(CONFIG, SECTIONS)
+  results.check_rows(OUT.value)
   check(config)
   rows = []
   with tempfile.TemporaryDirectory() as directory:
