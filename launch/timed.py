@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from launch import cli
 from launch.errors import RunError
 from launch.parts import PASSES, Parts, copy_of
 from launch.progress import track
@@ -124,10 +125,17 @@ def time_all(ways: Mapping[str, Session], prompts: Sequence[Prompt], repeats: in
   if units_dir is None:
     rows = [work(number) for number in track(range(len(requests)), len(requests), 'decoding')]
   else:
-    about = {'config': config, 'prompts': [prompt.id for prompt in prompts], 'ways': list(ways), 'repeats': repeats}
-    units = WorkUnits(units_dir, about, len(requests)).run(work)
-    rows = [{name: Batch.from_row(batch) for name, batch in unit.items()} for unit in units]
+    units = WorkUnits(units_dir, _about(ways, prompts, repeats), len(requests))
+    if units.num_done:
+      cli.say(f'{units.num_done} of {units.count} units are in {units_dir} already')
+    rows = [{name: Batch.from_row(batch) for name, batch in unit.items()} for unit in units.run(work)]
   return [Timed(name, session, [row[name] for row in rows]) for name, session in ways.items()]
+
+
+def _about(ways: Mapping[str, Session], prompts: Sequence[Prompt], repeats: int) -> dict[str, Any]:
+  """What the units depend on; the mesh is no part of it, so that a slice of another size may go on."""
+  config = {name: section for name, section in ways[PLAIN].config.to_dict().items() if name != 'mesh'}
+  return {'config': config, 'prompts': [prompt.id for prompt in prompts], 'ways': list(ways), 'repeats': repeats}
 
 
 def _time_batch(ways: Mapping[str, Session], request: Request, num_prompts: int, repeats: int,

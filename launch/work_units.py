@@ -42,12 +42,15 @@ class WorkUnits:
     """`about` is what the results depend on, besides the code.
 
     Raises:
-      InputError: if the directory has results of other work, or cannot be written.
+      InputError: if the directory has results of other work or broken files, or cannot be written.
     """
+    if '://' in directory:
+      raise InputError(f'{directory} is no directory of a file system, which units of work need: mount it, or name '
+                       'another')
     self._directory, self.count = pathlib.Path(directory), count
     if distributed.speaks():
       self._check_same({**results.plain(about), 'units': count})
-    self._done = _agree([distributed.speaks() and self._path(unit).exists() for unit in range(count)])
+    self._done = _agree([distributed.speaks() and self._is_done(unit) for unit in range(count)])
 
   def run(self, work: Callable[[int], Any]) -> list[Any]:
     """The results of all units, as JSON holds them: `work(unit)` of those that have no file yet.
@@ -61,7 +64,7 @@ class WorkUnits:
       for unit in range(self.count):
         if not self._done[unit]:
           self._finish(unit, work(unit))
-    return [json.loads(self._path(unit).read_text()) for unit in range(self.count)] if distributed.speaks() else []
+    return [_read(self._path(unit)) for unit in range(self.count)] if distributed.speaks() else []
 
   def _finish(self, unit: int, result: Any) -> None:
     if distributed.speaks():
@@ -74,6 +77,11 @@ class WorkUnits:
     """Of the units, when this object was made."""
     return sum(self._done)
 
+  def _is_done(self, unit: int) -> bool:
+    """A broken file is said here, before the work of the others."""
+    path = self._path(unit)
+    return path.exists() and _read(path) is not None
+
   def _path(self, unit: int) -> pathlib.Path:
     return self._directory / f'unit-{unit:05d}-of-{self.count:05d}.json'
 
@@ -83,10 +91,17 @@ class WorkUnits:
       results.check_writable(str(path))
       results.write_json(str(path), about)
       return
-    there = json.loads(path.read_text())
+    there = _read(path)
     if there != about:
       raise InputError(f'{self._directory} has results of other work ({_difference(there, about)}): '
                        'name another directory')
+
+
+def _read(path: pathlib.Path) -> Any:
+  try:
+    return json.loads(path.read_text())
+  except (OSError, ValueError) as error:
+    raise InputError(f'{path} is broken: remove it ({error})') from error
 
 
 def _agree(flags: Sequence[bool]) -> list[bool]:

@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
+from configs import tiny
 from launch import preemption
 from launch.prompts import Prompt
+from launch.timed import PLAIN, _about
 from launch.work_units import WorkUnits, seeds_for
 from models.errors import InputError
 
@@ -94,6 +97,28 @@ def test_other_work_is_refused(tmp_path):
     WorkUnits(str(tmp_path), {'config': {'seed': 2}}, 3)
   with pytest.raises(InputError, match='units is 3 there and 4 here'):
     WorkUnits(str(tmp_path), ABOUT, 4)
+
+
+def test_a_mesh_of_another_size_goes_on():
+  session = types.SimpleNamespace(config=tiny.get_config())
+  about = _about({PLAIN: session}, [], 1)
+  session.config.mesh.model = 8
+  assert _about({PLAIN: session}, [], 1) == about
+  session.config.engine.gamma = 2
+  assert _about({PLAIN: session}, [], 1) != about
+
+
+@pytest.mark.parametrize('name', ['about.json', 'unit-00001-of-00003.json'])
+def test_broken_files_are_said_before_the_work(name, tmp_path):
+  WorkUnits(str(tmp_path), ABOUT, 3).run(lambda unit: unit)
+  (tmp_path / name).write_bytes(b'{"a": \xff')
+  with pytest.raises(InputError, match=f'{name} is broken: remove it'):
+    WorkUnits(str(tmp_path), ABOUT, 3)
+
+
+def test_buckets_are_refused():
+  with pytest.raises(InputError, match='gs://bucket/x is no directory'):
+    WorkUnits('gs://bucket/x', ABOUT, 3)
 
 
 def test_a_result_appears_whole(tmp_path):
