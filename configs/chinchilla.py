@@ -39,7 +39,7 @@ def get_config(variant: str = 'model') -> ConfigDict:
           'logprobs': False,
           'adaptive': {'enabled': False, 'draft_cost': 0.0, 'verify_cost': (), 'prior': 0.7},
       },
-      'mesh': {'data': 1, 'model': 16},
+      'mesh': {'data': 1, 'model': 16, 'draft': 'sharded'},  # or 'replicated': each device has all of the draft
       'sampling': {'temperature': 0.8, 'top_k': 0, 'top_p': 0.95, 'max_new_tokens': 128, 'seed': 0, 'stop': ()},
       'data': {'kind': 'humaneval', 'form': 'raw', 'limit': 12, 'offset': 0, 'path': '', 'text': '', 'shots': 0},
       'plan': {'published_plain_ms': 14.1, 'workloads': WORKLOADS},  # read by launch.plan only

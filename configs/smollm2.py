@@ -38,7 +38,7 @@ def get_config(variant: str = 'lookup') -> ConfigDict:
           # costs in plain passes; without verify_cost both are measured when the model is loaded
           'adaptive': {'enabled': False, 'draft_cost': 0.0, 'verify_cost': (), 'prior': 0.7},
       },
-      'mesh': {'data': 1, 'model': 1},  # devices: rows over data, heads and hidden units over model
+      'mesh': {'data': 1, 'model': 1, 'draft': 'sharded'},  # devices: rows over data, heads and hidden units over model
       'sampling': {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0, 'max_new_tokens': 128, 'seed': 0, 'stop': ()},
       'data': {'kind': 'humaneval', 'form': 'chat', 'limit': 12, 'offset': 0, 'path': '', 'text': '', 'shots': 0},
   })

@@ -51,6 +51,11 @@ def check_fields(config: ConfigDict) -> None:
       raise InputError(f'engine.widths holds {width!r}: widths lie in 1..{config.engine.gamma + 1}, engine.gamma + 1')
   if config.engine.precision not in PRECISIONS:
     raise InputError(f'engine.precision={config.engine.precision!r} is unknown: use one of {", ".join(PRECISIONS)}')
+  if config.mesh.draft not in ('sharded', 'replicated'):
+    raise InputError(f"mesh.draft={config.mesh.draft!r} is unknown: use 'sharded' or 'replicated'")
+  if config.drafter.name == 'self' and not splits_draft(config):
+    raise InputError("mesh.draft='replicated' needs a draft with weights of its own: drafter.name='self' has those of "
+                     "the target; use 'sharded'")
   if config.accept.rule not in RULES:
     raise InputError(f'accept.rule={config.accept.rule!r} is unknown: use one of {", ".join(RULES)}')
   for stop in config.sampling.stop:
@@ -75,6 +80,11 @@ def check_layers(drafting: int, layers: int) -> None:
     raise InputError(f'drafter.num_layers={drafting} must lie in 1..{layers}, the layers of the target')
 
 
+def splits_draft(config: ConfigDict) -> bool:
+  """Whether a draft model is split over the model axis as the target is; else each device has all of it."""
+  return config.mesh.draft == 'sharded'
+
+
 @contextlib.contextmanager
 def _given_by(section: str) -> Iterator[None]:
   """What a constructor refuses, the user has written into this section."""
@@ -95,15 +105,16 @@ def random_config(section: ConfigDict, attention_block: int) -> tuple[DecoderCon
   return dataclasses.replace(make(), dtype=float_dtype(section.dtype), attention_block=attention_block or None), seed
 
 
-def build_model(section: ConfigDict, attention_block: int) -> tuple[Decoder, AnyTokenizer]:
+def build_model(section: ConfigDict, attention_block: int, split: bool = True) -> tuple[Decoder, AnyTokenizer]:
   """The model of a `target` or `drafter` section: `source` is 'embedded', 'random:NAME' or a path."""
   source, block, mesh = section.source, attention_block or None, jax.sharding.get_mesh()
   mesh = None if mesh.empty else mesh
   if source.startswith('random:'):
-    return random_decoder(*random_config(section, attention_block), mesh), ByteTokenizer()
+    config, seed = random_config(section, attention_block)
+    return random_decoder(dataclasses.replace(config, split=split), seed, mesh), ByteTokenizer()
   path = embedded_model() if source == 'embedded' else pathlib.Path(source)
   tokenizer = Tokenizer.of_model(path)  # what is missing is said before the weights are read
-  model, _ = load_decoder(path, dtype=section.dtype, mesh=mesh, attention_block=block)
+  model, _ = load_decoder(path, dtype=section.dtype, mesh=mesh, attention_block=block, split=split)
   if tokenizer.num_tokens > model.vocab_size:
     raise InputError(f'{path}: the tokenizer has {tokenizer.num_tokens} tokens, the model {model.vocab_size}: '
                      'use the tokenizer that the model was trained with')
@@ -125,7 +136,7 @@ def build_drafter(config: ConfigDict, target: Decoder, tokenizer: AnyTokenizer) 
     check_layers(section.num_layers, target.config.num_layers)
     return drafters.Model(tokenizer.num_tokens, config.engine.rows), target.first_layers(section.num_layers)
   if section.name == 'model':
-    draft, draft_tokenizer = build_model(section, config.engine.attention_block)
+    draft, draft_tokenizer = build_model(section, config.engine.attention_block, splits_draft(config))
     check_same_vocabulary(tokenizer, draft_tokenizer)
     return drafters.Model(tokenizer.num_tokens, config.engine.rows), draft
   if section.name == 'simulated':

@@ -21,7 +21,15 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from launch import hlo
-from launch.build import build_drafter, build_engine, build_sampling, check_capacity, check_layers, random_config
+from launch.build import (
+  build_drafter,
+  build_engine,
+  build_sampling,
+  check_capacity,
+  check_layers,
+  random_config,
+  splits_draft,
+)
 from launch.libtpu_flags import LIBTPU_FLAGS
 from launch.mesh import make_mesh
 from launch.slices.table import Slice, check_mesh
@@ -103,14 +111,14 @@ class Programs:
   def _whole(self, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return self._split(leaf, '')
 
-  def _split(self, leaf: jax.ShapeDtypeStruct, dims: str) -> jax.ShapeDtypeStruct:
+  def _split(self, leaf: jax.ShapeDtypeStruct, dims: str, split: bool = True) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=NamedSharding(self.mesh, spec(dims, leaf.shape, self.mesh)))
+        leaf.shape, leaf.dtype, sharding=NamedSharding(self.mesh, spec(dims, leaf.shape, self.mesh, split)))
 
   def _place(self, leaf: Any) -> Any:
     if not isinstance(leaf, KVCache):
       return self._whole(leaf)
-    split = lambda arrays, dims: tuple(self._split(x, dims) for x in arrays)
+    split = lambda arrays, dims: tuple(self._split(x, dims, leaf.split) for x in arrays)
     return leaf.replace(
         k=split(leaf.k, 'BKSH'), v=split(leaf.v, 'BKSH'), relative=split(leaf.relative, 'NSH'),
         position_BS=self._whole(leaf.position_BS), length_B=self._whole(leaf.length_B))
@@ -195,7 +203,7 @@ def model_config(section: ConfigDict, attention_block: int) -> DecoderConfig:
 def abstract_model(config: DecoderConfig, mesh: Mesh) -> Decoder:
   """The model as shapes that say how they lie on the mesh."""
   graph, leaves = abstract_decoder(with_repeats(config, mesh)[0])
-  place = sharding_of(mesh)
+  place = sharding_of(mesh, config.split)
   return nnx.merge(graph, nnx.from_flat_state([
       (path, leaf.replace(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place(path, leaf.shape))))
       for path, leaf in leaves.items()]))
@@ -214,7 +222,8 @@ def programs_of(config: ConfigDict, mesh: Mesh) -> Programs:
   check_capacity(config, target.max_positions)
   target_model, draft = abstract_model(target, mesh), None
   if config.drafter.name == 'model':
-    draft_config = model_config(config.drafter, config.engine.attention_block)
+    draft_config = dataclasses.replace(
+        model_config(config.drafter, config.engine.attention_block), split=splits_draft(config))
     num_tokens, draft = min(num_tokens, draft_config.vocab_size), abstract_model(draft_config, mesh)
   elif config.drafter.name == 'self':
     check_layers(config.drafter.num_layers, target.num_layers)

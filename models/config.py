@@ -32,6 +32,11 @@ class RopeScaling:
   def __post_init__(self):
     if self.kind not in ('linear', 'llama3', 'yarn'):
       raise InputError(f"rope scaling {self.kind!r} is not supported: use 'linear', 'llama3' or 'yarn'")
+    if not self.factor >= 1:
+      raise InputError(f'rope scaling factor {self.factor} must be at least 1')
+    if self.kind != 'linear' and self.original_max_positions < 1:
+      raise InputError(f'rope scaling {self.kind!r} needs the trained context: original_max_positions is '
+                       f'{self.original_max_positions}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +62,7 @@ class DecoderConfig:
     dtype: of weights, activations and cache. Norms, softmax and rotary angles are float32 always.
     attention_block: cache slots read at a time, so that a pass costs what is live rather than what is
       allocated; None reads the whole cache at once (keeps weight prefetch on TPU).
+    split: on a mesh, over the `model` axis; else weights and cache lie whole on each of its devices.
   """
 
   vocab_size: int
@@ -78,8 +84,15 @@ class DecoderConfig:
   windows: tuple[int | None, ...] = ()
   dtype: str = 'float32'
   attention_block: int | None = 256
+  split: bool = True
 
   def __post_init__(self):
+    for name in ('vocab_size', 'width', 'num_layers', 'num_heads', 'num_kv_heads', 'head_dim', 'ff_width',
+                 'max_positions'):
+      if getattr(self, name) < 1:
+        raise InputError(f'{name}={getattr(self, name)} must be positive')
+    if self.head_dim % 2:
+      raise InputError(f'head_dim={self.head_dim} must be even: its halves are rotated together')
     if self.num_heads % self.num_kv_heads:
       raise InputError(f'num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}')
     if self.mlp not in ('swiglu', 'gelu'):

@@ -12,7 +12,7 @@ from models.config import DecoderConfig
 from models.kv_cache import KVCache
 from models.layers import Mlp, init_weight, output_major, rms_norm, rope_angles, sinusoids
 from models.protocol import Output
-from models.sharding import constrain, gather_last
+from models.sharding import constrain, gather_last, whole
 
 
 class Block(nnx.Module):
@@ -59,7 +59,7 @@ class Decoder(nnx.Module):
     """An empty cache; with relative positions it holds the projected distances (Dai et al., 2019)."""
     config = self.config
     cache = KVCache.zeros(
-        config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim, jnp.dtype(config.dtype))
+        config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim, jnp.dtype(config.dtype), config.split)
     if config.positions == 'rope':
       return cache
     distances_SD = sinusoids(capacity, config.width)[::-1]
@@ -87,6 +87,8 @@ class Decoder(nnx.Module):
     with jax.named_scope('lm_head'):
       head = self.embed if self.head is None else self.head
       logits_BRV = output_major('VD,BRD->VBR', head[...], hidden_BRD, preferred_element_type=jnp.float32)
+      if not self.config.split:
+        return whole(logits_BRV)
       return gather_last(logits_BRV)  # one gather here, instead of a reduction over devices in every halving of top-p
 
   def first_layers(self, num_layers: int) -> 'Decoder':

@@ -40,6 +40,7 @@ class KVCache:
     position_BS: position in the text of the token in each slot (differs from the slot in trees).
     length_B: committed slots of each row.
     relative: per layer the projected distance embeddings [N, S, H] of Transformer-XL; empty with rope.
+    split: see `DecoderConfig.split`.
   """
 
   k: tuple[Array, ...]
@@ -47,22 +48,24 @@ class KVCache:
   position_BS: Array
   length_B: Array
   relative: tuple[Array, ...] = ()
+  split: bool = struct.field(pytree_node=False, default=True)
 
   @classmethod
-  def zeros(cls, num_layers: int, batch: int, num_kv_heads: int, capacity: int, head_dim: int, dtype) -> 'KVCache':
+  def zeros(cls, num_layers: int, batch: int, num_kv_heads: int, capacity: int, head_dim: int, dtype,
+            split: bool = True) -> 'KVCache':
     shape = (batch, num_kv_heads, capacity, head_dim)
     return cls(
         k=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
         v=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
         position_BS=jnp.zeros((batch, capacity), jnp.int32),
-        length_B=jnp.zeros((batch,), jnp.int32)).laid_out()
+        length_B=jnp.zeros((batch,), jnp.int32), split=split).laid_out()
 
   def laid_out(self) -> 'KVCache':
     """On a mesh: heads and rows split, positions and lengths whole on every device."""
-    split = lambda arrays, dims: tuple(constrain(x, dims) for x in arrays)
-    return KVCache(
-        k=split(self.k, 'BKSH'), v=split(self.v, 'BKSH'), position_BS=whole(self.position_BS),
-        length_B=whole(self.length_B), relative=split(self.relative, 'NSH'))
+    put = lambda arrays, dims: tuple(constrain(x, dims, self.split) for x in arrays)
+    return self.replace(
+        k=put(self.k, 'BKSH'), v=put(self.v, 'BKSH'), position_BS=whole(self.position_BS),
+        length_B=whole(self.length_B), relative=put(self.relative, 'NSH'))
 
   @property
   def capacity(self) -> int:
@@ -81,8 +84,8 @@ class KVCache:
 
   def write_layer(self, layer: int, k_BKTH: Array, v_BKTH: Array) -> 'KVCache':
     """Writes one layer's keys and values at the committed length; the length stays."""
-    k = constrain(write_rows(self.k[layer], k_BKTH, self.length_B), 'BKSH')
-    v = constrain(write_rows(self.v[layer], v_BKTH, self.length_B), 'BKSH')
+    k = constrain(write_rows(self.k[layer], k_BKTH, self.length_B), 'BKSH', self.split)
+    v = constrain(write_rows(self.v[layer], v_BKTH, self.length_B), 'BKSH', self.split)
     return self.replace(
         k=(*self.k[:layer], k, *self.k[layer + 1:]), v=(*self.v[:layer], v, *self.v[layer + 1:]))
 

@@ -19,9 +19,10 @@ FUSED = ('qkv', 'qkv_bias')  # the parameters that hold kv heads
 def with_repeats(config: DecoderConfig, mesh: jax.sharding.Mesh | None) -> tuple[DecoderConfig, int]:
   """The config of the model as it lies on the mesh, and how often each kv head is repeated in it.
 
-  Where no number helps (`kv_repeats`) the model stays as it is, with its attention whole on every device.
+  Where no number helps (`kv_repeats`), or nothing is split, the model stays as it is, with its attention whole on every
+  device.
   """
-  times = kv_repeats(config, mesh.shape.get(MODEL, 1)) if mesh is not None else 1
+  times = kv_repeats(config, mesh.shape.get(MODEL, 1)) if mesh is not None and config.split else 1
   return dataclasses.replace(config, num_kv_heads=config.num_kv_heads * times), times
 
 

@@ -23,5 +23,5 @@ def random_decoder(config: DecoderConfig, seed: int, mesh: Mesh | None = None) -
     return nnx.from_flat_state([(path, leaf.replace(repeat_kv_heads(path, leaf.get_value(), times)))
                                 for path, leaf in nnx.to_flat_state(state)])
 
-  places = shardings(nnx.from_flat_state(leaves.items()), mesh)
+  places = shardings(nnx.from_flat_state(leaves.items()), mesh, config.split)
   return nnx.merge(graph, jax.jit(make, out_shardings=places)())

@@ -18,7 +18,8 @@ from models.config import DecoderConfig
 from models.errors import InputError
 
 DATA, MODEL = 'data', 'model'
-AXES = {'B': DATA, 'V': MODEL, 'N': MODEL, 'K': MODEL, 'F': MODEL, 'Q': MODEL}  # dimensions not named here are never split  # noqa: E501
+# Dimensions that are not named here are never split.
+AXES = {'B': DATA, 'V': MODEL, 'N': MODEL, 'K': MODEL, 'F': MODEL, 'Q': MODEL}
 WHOLE_IF_UNEVEN = 'BKNQ'  # rows and heads that the axis does not divide lie whole on every device
 PARAMETERS = {
     'embed': 'VD', 'head': 'VD', 'final_norm': 'D', 'attn_norm': 'D', 'mlp_norm': 'D',
@@ -27,8 +28,10 @@ PARAMETERS = {
 }
 
 
-def spec(dims: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
+def spec(dims: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, split: bool = True) -> PartitionSpec:
   """How an array with these dimensions lies on the mesh; leading dimensions without a letter are whole.
+
+  Of a model that is not `split` (`DecoderConfig.split`) nothing lies over the axis `model`.
 
   Raises:
     InputError: if an axis does not divide a dimension that is split over it.
@@ -37,6 +40,8 @@ def spec(dims: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Partit
   axes: list[str | None] = [None] * (len(shape) - len(dims))
   for letter, size in zip(dims, shape[len(axes):], strict=True):
     axis = AXES.get(letter)
+    if not split and axis == MODEL:
+      axis = None
     parts = mesh.shape.get(axis, 1) if axis else 1
     if size % parts and letter not in WHOLE_IF_UNEVEN:
       raise InputError(f'mesh.{axis}={parts} does not divide the {size} of dimension {letter} of {dims}{shape}: '
@@ -48,12 +53,12 @@ def spec(dims: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Partit
   return PartitionSpec(*axes)
 
 
-def constrain(x: Array, dims: str) -> Array:
+def constrain(x: Array, dims: str, split: bool = True) -> Array:
   """Lays `x` out as the table says; without a mesh (`jax.set_mesh`) nothing happens."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
     return x
-  return jax.lax.with_sharding_constraint(x, spec(dims, x.shape, mesh))
+  return jax.lax.with_sharding_constraint(x, spec(dims, x.shape, mesh, split))
 
 
 def whole(tree: Any) -> Any:
@@ -86,14 +91,14 @@ def gather_last(x: Array) -> Array:
   return whole(jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], parts * x.shape[-1]))
 
 
-def sharding_of(mesh: Mesh) -> Callable[[tuple, tuple[int, ...]], NamedSharding]:
+def sharding_of(mesh: Mesh, split: bool = True) -> Callable[[tuple, tuple[int, ...]], NamedSharding]:
   """Of a parameter, by its path and shape."""
-  return lambda path, shape: NamedSharding(mesh, spec(PARAMETERS[path[-1]], shape, mesh))
+  return lambda path, shape: NamedSharding(mesh, spec(PARAMETERS[path[-1]], shape, mesh, split))
 
 
-def shardings(state: nnx.State, mesh: Mesh) -> nnx.State:
+def shardings(state: nnx.State, mesh: Mesh, split: bool = True) -> nnx.State:
   """The sharding of every parameter of a model's state (of arrays or of shapes)."""
-  place = sharding_of(mesh)
+  place = sharding_of(mesh, split)
   return nnx.from_flat_state(
       [(path, leaf.replace(place(path, leaf.get_value().shape))) for path, leaf in nnx.to_flat_state(state)])
 

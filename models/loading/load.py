@@ -48,18 +48,17 @@ def load_decoder(path: str | os.PathLike, dtype: str = 'float32', mesh: Mesh | N
     graph, leaves = abstract_decoder(placed)
     for param_path, parameter in read_parameters(source, style, config):
       parameter = repeat_kv_heads(param_path, parameter, times)
-      sharding = sharding_of(mesh)(param_path, parameter.shape) if mesh is not None else None
+      sharding = sharding_of(mesh, config.split)(param_path, parameter.shape) if mesh is not None else None
       leaves[param_path] = leaves[param_path].replace(place(parameter, sharding))
     return nnx.merge(graph, nnx.from_flat_state(leaves.items())), placed
 
 
 def read_parameters(source: name_maps.TensorFile, style: str,
                     config: DecoderConfig) -> Iterator[tuple[tuple, np.ndarray]]:
-  """Path and value of every parameter, one at a time, all of them checked before the first is read."""
+  """Path and value of every parameter, read one at a time, after all of them have been checked in this call."""
   _, leaves = abstract_decoder(config)
   plan = name_maps.assign(source, style, config, {path: leaf.shape for path, leaf in leaves.items()})
-  for path, assignment in plan.items():
-    yield path, assignment.read(source, np.dtype(leaves[path].dtype))
+  return ((path, assignment.read(source, np.dtype(leaves[path].dtype))) for path, assignment in plan.items())
 
 
 @contextlib.contextmanager

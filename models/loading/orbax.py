@@ -2,7 +2,7 @@
 
     DIR/tokenizer/    files of a tokenizer, if there is one
     DIR/weights/      Orbax, one flat dictionary: 'layers.11.attn.qkv' -> array
-    DIR/model.json    the `DecoderConfig`, written last: a directory without it was never finished
+    DIR/model.json    the `DecoderConfig`, written last: a directory with model.json.part instead was never finished
 
 Parameters go by their names, never by their order, which tree utilities sort as strings (layer 10 before layer 2). They
 are written and read in batches of `IN_FLIGHT` bytes, so that the host holds little beside what lies on its devices.
@@ -34,6 +34,7 @@ from models.loading.safetensors import read_json
 from models.sharding import MODEL, sharding_of
 
 MARK, WEIGHTS, TOKENIZER = 'model.json', 'weights', 'tokenizer'
+UNFINISHED = f'{MARK}.part'
 GGUF_TOKENIZER = 'tokenizer.gguf'  # in TOKENIZER, unless there are the files of a Hugging Face directory
 IN_FLIGHT = 32 << 20
 
@@ -54,7 +55,7 @@ def is_checkpoint(directory: str | os.PathLike) -> bool:
 
 def is_unfinished(directory: Path) -> bool:
   """Whether a save into it began and did not end."""
-  return not (directory / MARK).is_file() and any(path.is_dir() for path in directory.glob(f'{WEIGHTS}*'))
+  return not (directory / MARK).is_file() and (directory / UNFINISHED).is_file()
 
 
 def save(directory: str | os.PathLike, config: DecoderConfig, parameters: Iterable[tuple[tuple, jax.Array]]) -> None:
@@ -95,11 +96,12 @@ def prepare(directory: str | os.PathLike) -> None:
     return
   try:
     directory.mkdir(parents=True, exist_ok=True)
-    for path in sorted(directory.iterdir()):
-      if path.name == MARK:
-        raise InputError(f'{directory} holds a checkpoint already: choose another directory, or remove it')
-      if path.name.partition('.')[0] not in (WEIGHTS, TOKENIZER, Path(MARK).stem):
-        raise InputError(f'{directory} holds other files, such as {path.name}: choose an empty directory')
+    names = sorted(path.name for path in directory.iterdir())
+    if MARK in names:
+      raise InputError(f'{directory} holds a checkpoint already: choose another directory, or remove it')
+    if names and UNFINISHED not in names:
+      raise InputError(f'{directory} holds other files, such as {names[0]}: choose an empty directory')
+    (directory / UNFINISHED).touch()
     for leftover in directory.glob(f'{WEIGHTS}*'):
       shutil.rmtree(leftover)
   except OSError as error:
@@ -120,9 +122,8 @@ def _batches(parameters: Iterable[tuple[tuple, Any]]) -> Iterator[dict[tuple, An
 
 def _commit(directory: Path, config: DecoderConfig) -> None:
   """The mark appears whole or not at all."""
-  draft = directory / f'{MARK}.part'
-  draft.write_text(json.dumps(dataclasses.asdict(config), indent=2) + '\n')
-  os.replace(draft, directory / MARK)
+  (directory / UNFINISHED).write_text(json.dumps(dataclasses.asdict(config), indent=2) + '\n')
+  os.replace(directory / UNFINISHED, directory / MARK)
 
 
 def name_of(path: tuple) -> str:
@@ -195,7 +196,7 @@ def load_decoder(directory: str | os.PathLike, config: DecoderConfig, mesh: Mesh
   for batch in _batches(leaves.items()):
     targets = {
         path: jax.ShapeDtypeStruct(
-            saved[path], leaf.dtype, sharding=layout_in_file(path, saved[path], mesh, times))
+            saved[path], leaf.dtype, sharding=layout_in_file(path, saved[path], mesh, times, config.split))
         for path, leaf in batch.items()}
     for path, parameter in _read(directory, targets).items():
       leaves[path] = leaves[path].replace(_repeated(path, parameter, mesh, times))
@@ -217,7 +218,8 @@ def _check(directory: str | os.PathLike, wanted: dict[tuple, tuple[int, ...]]) -
                      f'{"; ".join(problems[:3])}{more}')
 
 
-def layout_in_file(path: tuple, shape: tuple[int, ...], mesh: Mesh | None, times: int) -> Sharding:
+def layout_in_file(path: tuple, shape: tuple[int, ...], mesh: Mesh | None, times: int,
+                   split: bool = True) -> Sharding:
   """How a parameter lies when it comes from the file: where it belongs.
 
   Before its heads are repeated they cannot be split; its inputs can, so that no device holds it whole even then.
@@ -226,7 +228,7 @@ def layout_in_file(path: tuple, shape: tuple[int, ...], mesh: Mesh | None, times
     return SingleDeviceSharding(jax.local_devices()[0])
   if times > 1 and path[-1] == 'qkv' and shape[-1] % mesh.shape[MODEL] == 0:
     return NamedSharding(mesh, PartitionSpec(*[None] * (len(shape) - 1), MODEL))
-  return sharding_of(mesh)(path, shape)
+  return sharding_of(mesh, split)(path, shape)
 
 
 def _read(directory: str | os.PathLike, targets: dict[tuple, jax.ShapeDtypeStruct]) -> dict[tuple, jax.Array]:
