@@ -16,7 +16,7 @@ from models.kv_cache import KVCache
 from models.protocol import LanguageModel
 from specdec import rng
 from specdec.drafters import Model
-from specdec.engine import Params, run, slots_for
+from specdec.engine import Params, run
 from specdec.metrics import Metrics
 from specdec.warp import warp
 
@@ -119,7 +119,7 @@ def teacher_forced(session: Session, prompts: Sequence[Prompt], check: str,
 def own_draft(session: Session, prompts: Sequence[Prompt], check: str) -> Verdict:
   """The target drafting for itself: nothing is refused."""
   engine, target = session.engine, session.params.target
-  drafter = Model(engine.num_tokens, slots_for(engine.capacity, engine.gamma, engine.rows))
+  drafter = Model(engine.num_tokens)
   engine = dataclasses.replace(engine, drafter=drafter, adaptive=None)
   twin = Session(session.config, session.tokenizer, engine, Params(target, target))
   metrics = Metrics.total([completion.metrics for completion in twin.generate(prompts)])

@@ -15,7 +15,7 @@ from models.table import TableModel
 from specdec.accept.protocol import AcceptRule
 from specdec.drafters import Empty, Lookup, Model, Simulated
 from specdec.drafters.protocol import Drafter
-from specdec.engine import Engine, Params, Request, run, slots_for
+from specdec.engine import Engine, Params, Request, run
 from specdec.metrics import Metrics
 from specdec.warp import Sampling
 
@@ -122,7 +122,7 @@ def make_engine(drafter: Drafter, rule: AcceptRule, gamma: int, vocab: int, **op
 
 
 def model_drafter(vocab: int, gamma: int) -> Model:
-  return Model(vocab, slots_for(CAPACITY, gamma, rows=1))
+  return Model(vocab)
 
 
 def padded_models(tables: Sequence[np.ndarray]) -> list[TableModel]:

@@ -14,9 +14,9 @@ from typing import Any
 
 from experiments import sandbox
 from experiments.completions import program
-from experiments.errors import RunError
 from experiments.pass_at_k import mean_pass_at_k, pass_at_k
 from experiments.sample_files import Sample
+from launch.errors import RunError
 from launch.progress import track
 from launch.prompts import humaneval_problems
 from models.errors import InputError

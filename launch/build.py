@@ -38,6 +38,10 @@ LEAST = {'engine.gamma': 0, 'engine.capacity': 2, 'engine.batch': 1, 'engine.att
                  'sampling.max_new_tokens': 1}
 MOST = 1 << 30  # sums of two such numbers fit into 32 bits
 
+DRAFTER_FIELDS = {
+    'none': (), 'lookup': ('min_ngram', 'max_ngram', 'match', 'partial'), 'self': ('num_layers',),
+    'model': ('source', 'dtype'), 'simulated': ('alpha',)}
+
 AnyTokenizer = Tokenizer | ByteTokenizer
 
 
@@ -58,6 +62,7 @@ def check_fields(config: ConfigDict) -> None:
                      "the target; use 'sharded'")
   if config.accept.rule not in RULES:
     raise InputError(f'accept.rule={config.accept.rule!r} is unknown: use one of {", ".join(RULES)}')
+  _check_drafter(config.drafter)
   for stop in config.sampling.stop:
     if not isinstance(stop, str) or not stop:
       raise InputError(f'sampling.stop holds {stop!r}: stop strings are texts, and not empty')
@@ -85,6 +90,15 @@ def splits_draft(config: ConfigDict) -> bool:
   return config.mesh.draft == 'sharded'
 
 
+def _check_drafter(section: ConfigDict) -> None:
+  if section.name not in DRAFTER_FIELDS:
+    raise InputError(f'drafter.name={section.name!r} is unknown: use one of {", ".join(DRAFTER_FIELDS)}')
+  for field in DRAFTER_FIELDS[section.name]:
+    if field not in section:
+      raise InputError(f'drafter.name={section.name!r} needs drafter.{field}, which is not in this config: choose the '
+                       'variant of the config that has it')
+
+
 @contextlib.contextmanager
 def _given_by(section: str) -> Iterator[None]:
   """What a constructor refuses, the user has written into this section."""
@@ -92,8 +106,6 @@ def _given_by(section: str) -> Iterator[None]:
     yield
   except (ValueError, TypeError) as error:
     raise InputError(f'{section}: {error}') from error
-  except AttributeError as error:
-    raise InputError(f'{section}: {error.args[0]}') from error
 
 
 def random_config(section: ConfigDict, attention_block: int) -> tuple[DecoderConfig, int]:
@@ -139,10 +151,8 @@ def build_drafter(config: ConfigDict, target: Decoder, tokenizer: AnyTokenizer) 
     draft, draft_tokenizer = build_model(section, config.engine.attention_block, splits_draft(config))
     check_same_vocabulary(tokenizer, draft_tokenizer)
     return drafters.Model(tokenizer.num_tokens, config.engine.rows), draft
-  if section.name == 'simulated':
-    with _given_by('drafter'):
-      return drafters.Simulated(section.alpha), None
-  raise InputError(f"drafter.name={section.name!r} is unknown: use 'none', 'lookup', 'self', 'model' or 'simulated'")
+  with _given_by('drafter'):
+    return drafters.Simulated(section.alpha), None
 
 
 def build_engine(config: ConfigDict, drafter: drafters.Drafter, num_tokens: int) -> Engine:

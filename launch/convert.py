@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 from launch import cli
 from launch.mesh import make_mesh
+from models.abstract import abstract_decoder
 from models.errors import InputError
 from models.kv_heads import with_repeats
 from models.loading import embedded_model, orbax
@@ -51,11 +52,15 @@ def convert(source: Path, out: Path, dtype: str, mesh: Mesh | None = None) -> in
     config = dataclasses.replace(config, dtype=float_dtype(dtype))
     _, times = with_repeats(config, mesh)
 
+    checked = read_parameters(file, style, config)
+    layouts = {path: orbax.layout_in_file(path, leaf.shape, mesh, times)
+               for path, leaf in abstract_decoder(config)[1].items()}
+
     def parameters() -> Iterator[tuple[tuple, jax.Array]]:
       nonlocal written
-      for path, parameter in read_parameters(file, style, config):
+      for path, parameter in checked:
         written += parameter.nbytes
-        yield path, place(parameter, orbax.layout_in_file(path, parameter.shape, mesh, times))
+        yield path, place(parameter, layouts[path])
 
     orbax.prepare(out)
     copy_tokenizer(source, out / orbax.TOKENIZER)
@@ -65,7 +70,8 @@ def convert(source: Path, out: Path, dtype: str, mesh: Mesh | None = None) -> in
 
 def copy_tokenizer(source: Path, directory: Path) -> None:
   """Of a GGUF file the metadata, of a directory its files; a model without a tokenizer has none to copy."""
-  directory.mkdir(exist_ok=True)
+  shutil.rmtree(directory, ignore_errors=True)  # of a conversion that was killed, perhaps of another model
+  directory.mkdir()
   if source.is_file():
     with GgufFile(source) as file:
       export_gguf_tokenizer(directory / orbax.GGUF_TOKENIZER, file)
@@ -104,4 +110,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  cli.run(main, alone=True)

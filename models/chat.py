@@ -4,7 +4,6 @@ from collections.abc import Sequence
 import datetime
 import json
 
-import jinja2
 from jinja2 import ext, nodes, sandbox
 
 from models.errors import InputError
@@ -49,5 +48,7 @@ def render(template: str, messages: Sequence[dict[str, str]], **variables) -> st
   environment.globals |= {'raise_exception': _raise_exception, 'strftime_now': _strftime_now}
   try:
     return environment.from_string(template).render(messages=messages, **variables)
-  except jinja2.TemplateError as error:
+  except InputError:
+    raise
+  except Exception as error:  # a template may do anything: add a string to nothing, for example
     raise InputError(f'the chat template cannot be rendered: {error}') from None

@@ -46,6 +46,14 @@ class AdaptiveGamma:
   verify_cost: tuple[float, ...]
   prior: float = 0.7
 
+  def __post_init__(self):
+    if not 0 <= self.prior <= 1:
+      raise ValueError(f'adaptive.prior must lie in [0, 1], got {self.prior}')
+    if not self.draft_cost >= 0:
+      raise ValueError(f'adaptive.draft_cost must be 0 or more, got {self.draft_cost}')
+    if not all(cost > 0 for cost in self.verify_cost):
+      raise ValueError(f'adaptive.verify_cost must be positive, got {self.verify_cost}')
+
   def choose(self, estimate: AcceptanceEstimate, widths: Sequence[int]) -> Array:
     """γ of each row in 0..γ_max, [B] int32.
 

@@ -26,12 +26,6 @@ class Draft:
   def width(self) -> int:
     return self.tokens_BM.shape[1]
 
-  def laws(self, vocab: int) -> Array:
-    """[B, M, V]: the laws, one-hot for point masses."""
-    if self.probs_BMV is None:
-      return jax.nn.one_hot(self.tokens_BM, vocab)
-    return self.probs_BMV
-
   def prob_of_tokens(self) -> Array:
     """[B, M]: the draft probability of each drafted token."""
     if self.probs_BMV is None:

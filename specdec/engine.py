@@ -115,6 +115,8 @@ class Engine:
   def __post_init__(self):
     if self.gamma < 0:
       raise ValueError(f'gamma must be 0 or more, got {self.gamma}')
+    if self.rows < 1:
+      raise ValueError(f'rows must be 1 or more, got {self.rows}')
     if self.adaptive and len(self.adaptive.verify_cost) != self.gamma + 1:
       raise ValueError(f'adaptive gamma needs verify costs for widths 1..{self.gamma + 1}, '
                        f'got {len(self.adaptive.verify_cost)}')
@@ -132,7 +134,7 @@ class Engine:
     """Decodes a batch: one device program for the prompts, one for everything else.
 
     Raises:
-      InputError: an empty prompt, or one that leaves no room for a token.
+      InputError: an empty prompt, one that leaves no room for a token, or ids that are no tokens.
     """
     state = self.start(params, request)
     return to_result(run(self, params, state))
@@ -141,6 +143,9 @@ class Engine:
     """Yields the state after the prompts and after each step, until all rows have ended.
 
     A yielded state is donated to the next step: read from it, do not keep it.
+
+    Raises:
+      InputError: see `generate`.
     """
     state = self.start(params, request)
     yield state
@@ -149,17 +154,21 @@ class Engine:
       yield state
 
   def start(self, params: Params, request: Request) -> DecodeState:
-    """The state after the prompts, which share one prefill pass padded to a power-of-two bucket."""
+    """The state after the prompts, which share one prefill pass padded to a bucket.
+
+    Raises:
+      InputError: see `generate`.
+    """
     lengths = self._check(request)
     tokens_BL = np.zeros((len(lengths), self.slots), np.int32)
     for row, prompt in enumerate(request.prompts):
       tokens_BL[row, :len(prompt)] = prompt
     length_B = np.asarray(lengths, np.int32)
-    wanted_B = length_B + request.max_new_tokens
+    room_B, wanted = self.capacity - length_B, min(request.max_new_tokens, self.capacity)
     eos_E = np.full(max(4, len(request.eos_ids)), -1, np.int32)
     eos_E[:len(request.eos_ids)] = list(request.eos_ids)
     stop_ZV = np.zeros((1, 1), np.int32) if request.stop_table is None else request.stop_table
-    limits = Limits(eos_E, stop_ZV, np.minimum(wanted_B, self.capacity), wanted_B > self.capacity)
+    limits = Limits(eos_E, stop_ZV, length_B + np.minimum(room_B, wanted), room_B < wanted)
     seeds_B = np.asarray([seed & 0xFFFFFFFF for seed in request.seeds], np.uint32)
     arrays = put_whole((tokens_BL, length_B, seeds_B, limits))
     return prefill(self, params, *arrays, request.sampling, bucket_for(self, request))
@@ -173,19 +182,24 @@ class Engine:
     if max(lengths) >= self.capacity:
       raise InputError(f'prompt {lengths.index(max(lengths))} has {max(lengths)} tokens, which leaves no room in '
                        f'engine.capacity={self.capacity}: raise engine.capacity or shorten the prompt')
+    if len(request.seeds) != len(lengths):
+      raise InputError(f'{len(lengths)} prompts have {len(request.seeds)} seeds: give one each')
+    for row, prompt in enumerate(request.prompts):
+      if min(prompt) < 0 or max(prompt) >= self.num_tokens:
+        raise InputError(f'prompt {row} holds ids outside of 0..{self.num_tokens - 1}, the tokens of the model')
     if request.max_new_tokens < 1:
       raise InputError(f'max_new_tokens must be 1 or more, got {request.max_new_tokens}')
     return lengths
 
 
 def bucket_for(engine: Engine, request: Request) -> int:
-  """Width of the prefill pass: a power of two, so that few programs serve all prompts."""
+  """Width of the prefill pass: a power of two or all slots, so that few programs serve all prompts."""
   longest = max(len(prompt) for prompt in request.prompts)
   return min(engine.slots, max(SMALLEST_BUCKET, 1 << (longest - 1).bit_length()))
 
 
 def slots_for(capacity: int, gamma: int, rows: int) -> int:
-  """Slots to allocate for `capacity` tokens: the last draft pass of a step may write γ - 1 + `rows` past them."""
+  """Slots to allocate for `capacity` tokens and what a step may write past them: γ tokens and padding rows."""
   needed = capacity + max(gamma + rows, CATCH_UP)
   return -(-needed // SLOT_MULTIPLE) * SLOT_MULTIPLE
 

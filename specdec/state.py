@@ -21,7 +21,7 @@ class DecodeState:
   every live row gains at least one token per step, or ends; nothing of an ended row changes.
 
   Attributes:
-    tokens_BL: prompt and output; slots past the length hold 0 or, in the unused part of the prompt, padding.
+    tokens_BL: prompt and output, then 0.
     length_B, prompt_length_B: committed tokens.
     reason_B: `Reason`.
     stop_state_B: state of the stop automaton.

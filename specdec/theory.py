@@ -30,7 +30,7 @@ def _floating(array: ArrayLike, xp: ModuleType) -> ArrayLike:
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> ArrayLike:
   """Tokens emitted per target pass, (1 - alpha^(gamma+1)) / (1 - alpha): Leviathan et al. (2023), equation 1.
 
-  Its limit at alpha = 1 is gamma + 1.
+  Its limit at alpha = 1 is gamma + 1; NaN where alpha is.
   """
   xp = _namespace(alpha, gamma)
   alpha = _floating(alpha, xp)
@@ -40,7 +40,7 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> ArrayLike:
   # As 1 + alpha (1 - alpha^gamma) / (1 - alpha), which is 1 to the bit at gamma = 0; and with expm1 and log rather than
   # a power, since near alpha = 1 both differences would cancel.
   accepted = -safe * xp.expm1(gamma * xp.log(safe)) / (1 - safe)
-  return 1 + xp.where(inside, accepted, xp.where(alpha >= 1, gamma, 0))[()]
+  return 1 + xp.where(inside, accepted, xp.where(alpha >= 1, gamma, 0 * alpha))[()]
 
 
 def speedup_leviathan(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike) -> ArrayLike:

@@ -9,6 +9,7 @@ import math
 import jax
 from jax import Array
 import jax.numpy as jnp
+import numpy as np
 
 from specdec.wide import first_max, tiled
 
@@ -22,7 +23,8 @@ class Sampling:
 
   Attributes:
     temperature: 0 (or anything up to `GREEDY_TEMPERATURE`) is greedy.
-    top_k: keep the k likeliest tokens, ties included; 0 or less, or at least the vocabulary, is off.
+    top_k: keep the k likeliest tokens, ties included (1 is greedy: the first of them); 0 or less, or at least the
+      vocabulary, is off.
     top_p: keep the smallest set of likeliest tokens whose mass reaches top_p (Holtzman et al., 2020), ties
       included; 1 is off.
   """
@@ -42,13 +44,15 @@ class Sampling:
       raise ValueError(f'temperature must be 0 (greedy) or positive, got {temperature}')
     if not 0 < top_p <= 1:
       raise ValueError(f'top_p must lie in (0, 1], got {top_p}')
-    return cls(jnp.float32(temperature), jnp.int32(top_k or 0), jnp.float32(top_p))
+    smallest = float(jnp.finfo(jnp.float32).tiny)
+    return cls(jnp.float32(temperature), jnp.int32(np.clip(top_k or 0, 0, 2**31 - 1)),
+               jnp.float32(max(top_p, smallest)))
 
 
 def warp(logits: Array, sampling: Sampling) -> Array:
   """The law [..., V] float32 that decoding with `sampling` draws from; the order is fixed (module docstring).
 
-  Where logits are NaN or infinite the whole law is NaN, so that one entry tells.
+  Where logits are NaN or +inf the whole law is NaN, so that one entry tells.
   """
   logits = logits.astype(jnp.float32)
   greedy = (sampling.temperature <= GREEDY_TEMPERATURE) | (sampling.top_k == 1)

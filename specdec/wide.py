@@ -6,10 +6,10 @@ import jax.numpy as jnp
 LANES = 128
 
 
-def tiled(x: Array, fill: float = 0.0) -> Array:
-  """[..., V] as [..., V / LANES, LANES], padded with `fill`: sums over tiles first are vector adds, not a chain."""
+def tiled(x: Array) -> Array:
+  """[..., V] as [..., V / LANES, LANES], padded with 0: sums over tiles first are vector adds, not a chain."""
   missing = -x.shape[-1] % LANES
-  padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=fill)
+  padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
   return padded.reshape(*x.shape[:-1], -1, LANES)
 
 

@@ -30,6 +30,13 @@ class CompileCount:
     self.total += event == COMPILE_EVENT
 
 
+@pytest.fixture(autouse=True, scope='module')
+def forget_programs() -> Iterator[None]:
+  """Every compiled program holds memory maps, and a process may have 65,530 of them: all tests together need more."""
+  yield
+  jax.clear_caches()
+
+
 @pytest.fixture
 def count_compiles() -> Callable[[], contextlib.AbstractContextManager[CompileCount]]:
   """`with count_compiles() as count:` then `count.total`. Every program counts, eager operations too."""

@@ -12,7 +12,7 @@ from specdec import theory
 from specdec.adaptive import AcceptanceEstimate, AdaptiveGamma
 from specdec.drafters import Empty, Model
 from specdec.engine import Engine, Params, context_of
-from tests.toys import GREEDY, SAMPLED, SLOTS, VOCAB, decode, engine, request
+from tests.toys import GREEDY, SAMPLED, VOCAB, decode, engine, request
 
 GAMMA = 4
 COSTS = (1.0, 1.1, 1.2, 1.3, 1.4)
@@ -31,7 +31,7 @@ def tables() -> Params:
 
 
 def adaptive() -> Engine:
-  return engine(Model(VOCAB, SLOTS), GAMMA, 'coupled', adaptive=AdaptiveGamma(0.3, COSTS))
+  return engine(Model(VOCAB), GAMMA, 'coupled', adaptive=AdaptiveGamma(0.3, COSTS))
 
 
 @pytest.mark.parametrize('sampling', [GREEDY, SAMPLED], ids=['greedy', 'sampled'])

@@ -56,6 +56,13 @@ GENERATE = {
     'unknown flag': ([TINY, '--promt=a'], 'promt'),
     'left-over argument': ([TINY, 'a prompt'], "unexpected argument 'a prompt'"),
     'negative gamma': ([TINY, '--config.engine.gamma=-1'], 'engine.gamma=-1'),
+    'no query rows': ([TINY, '--config.engine.rows=0'], 'engine.rows=0 must lie in 1..'),
+    'acceptance that is none': (
+        [TINY + ':lookup', '--config.engine.adaptive.enabled', '--config.engine.adaptive.prior=2.0',
+         '--config.engine.adaptive.verify_cost=(1.0, 1.1, 1.2, 1.3, 1.4)', '--config.engine.gamma=4'],
+        'adaptive.prior must lie in [0, 1]'),
+    'another drafter than the variant': (
+        [TINY + ':lookup', '--config.drafter.name=self'], "drafter.name='self' needs drafter.num_layers"),
     'negative temperature': ([TINY, '--config.sampling.temperature=-1'], 'temperature'),
     'top_p 0': ([TINY, '--config.sampling.top_p=0'], 'top_p must lie in (0, 1], got 0.0'),
     'top_p 1.5': ([TINY, '--config.sampling.top_p=1.5'], 'top_p must lie in (0, 1], got 1.5'),

@@ -19,7 +19,6 @@ from tests.toys import (
   CONFIG,
   GREEDY,
   PROMPTS,
-  SLOTS,
   VOCAB,
   blocked,
   draft,
@@ -36,8 +35,8 @@ DRAFTERS = {
     'none': (Empty(), 0, lambda: None),
     'lookup': (Lookup(), 4, lambda: None),
     'simulated': (Simulated(0.7), 4, lambda: recorded(greedy_text())),
-    'draft': (Model(VOCAB, SLOTS), 4, draft),
-    'draft, in blocks': (Model(VOCAB, SLOTS), 4, lambda: blocked().first_layers(1)),
+    'draft': (Model(VOCAB), 4, draft),
+    'draft, in blocks': (Model(VOCAB), 4, lambda: blocked().first_layers(1)),
 }
 IN_PLACE = {'parameter', 'get-tuple-element', 'bitcast', 'dynamic-update-slice', 'fusion'}
 
@@ -196,7 +195,7 @@ WIDE = dataclasses.replace(CONFIG, vocab_size=4096)
 
 def wide_case() -> tuple[Engine, Params]:
   model = random_toy(WIDE)
-  return engine(Model(WIDE.vocab_size, SLOTS), 4, num_tokens=WIDE.vocab_size), Params(model, model)
+  return engine(Model(WIDE.vocab_size), 4, num_tokens=WIDE.vocab_size), Params(model, model)
 
 
 def lm_head_rows(jaxpr) -> set[tuple[int, ...]]:

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+import shutil
 import subprocess
 import sys
 
@@ -115,8 +116,10 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path):
     return str(caught.value)
 
   assert 'does not exist' in refusal(tmp_path / 'nowhere', out, 'float32')
+  assert not out.exists()
   assert "dtype='int8' is not a floating-point type" in refusal(source, out, 'int8')
   assert 'does not divide the 64' in refusal(source, out, 'float32', mesh_of(1, 7))
+  assert not out.exists()
   assert 'holds other files' in refusal(source, source, 'float32')
   (source / 'model.safetensors').write_bytes(b'')
   assert 'model.safetensors' in refusal(source, out, 'float32')
@@ -131,12 +134,26 @@ def test_wrong_use_ends_with_status_2(tmp_path):
 
 def test_another_architecture_ends_a_command_with_status_2(tmp_path):
   export_hf(random_decoder(DecoderConfig.tiny(vocab_size=300)), tmp_path / 'source')
+  shutil.copy(FIXTURES / 'tokenizers' / 'tokenizer.model', tmp_path / 'source')
   convert.convert(tmp_path / 'source', tmp_path / 'it', 'float32')
   mark = tmp_path / 'it' / 'model.json'
   mark.write_text(json.dumps(json.loads(mark.read_text()) | {'num_layers': 3}))
   done = run('launch.generate', SMOLLM2, '--prompt=a', f'--config.target.source={tmp_path / "it"}')
   assert done.returncode == 2 and done.stderr.count('\n') == 1
   assert 'does not match model.json (6 parameters)' in done.stderr
+
+
+def test_leftovers_of_another_model_go(tmp_path):
+  """A conversion that was killed left its tokenizer: the next one's counts. What is not a leftover is never touched."""
+  out, source = tmp_path / 'it', FIXTURES / 'models' / 'llama2'
+  (out / 'tokenizer').mkdir(parents=True)
+  (out / 'weights').mkdir()
+  (out / 'tokenizer' / 'tokenizer.gguf').write_text('of another model')
+  with pytest.raises(InputError, match='holds other files'):
+    convert.convert(source, out, 'float32')
+  (out / 'model.json.part').touch()
+  convert.convert(source, out, 'float32')
+  assert not (out / 'tokenizer' / 'tokenizer.gguf').exists()
 
 
 def test_nothing_is_converted_twice(tmp_path):

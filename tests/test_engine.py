@@ -43,9 +43,9 @@ from tests.toys import (
 
 DRAFTERS = {
     'none': (Empty(), lambda: None),
-    'self': (Model(VOCAB, SLOTS), target),
-    'draft': (Model(VOCAB, SLOTS), draft),
-    'opposite': (Model(VOCAB, SLOTS), opposite),
+    'self': (Model(VOCAB), target),
+    'draft': (Model(VOCAB), draft),
+    'opposite': (Model(VOCAB), opposite),
     'lookup': (Lookup(), lambda: None),
     'latest partial lookup': (Lookup(1, 2, latest=True, partial=True), lambda: None),
     'simulated': (Simulated(0.7), lambda: recorded(greedy_text())),
@@ -151,7 +151,7 @@ TIES = TableModel.create(np.full((4, 4), [1, 4, 4, 2]) / 11)
 
 
 @pytest.mark.parametrize(('drafter', 'draft_params'), [
-    (Empty(), None), (Model(4, 128), TIES), (Lookup(1, 1, partial=True), None)], ids=['plain', 'verify', 'lookup'])
+    (Empty(), None), (Model(4), TIES), (Lookup(1, 1, partial=True), None)], ids=['plain', 'verify', 'lookup'])
 def test_ties_go_to_the_first_maximum(drafter, draft_params):
   """Fault 7: logits whose maxima are exactly equal."""
   eng = engine(drafter, 2, capacity=100, num_tokens=4)
@@ -196,7 +196,7 @@ def test_padded_vocabularies():
   likely = {'padding_weight': 5.0}
   wide, narrow = TableModel.create(law, 14, **likely), TableModel.create(np.roll(law, 1, axis=0), 2, **likely)
   assert (wide.vocab_size, narrow.vocab_size) == (72, 60)
-  eng = engine(Model(58, SLOTS), 2, num_tokens=58, logprobs=True)
+  eng = engine(Model(58), 2, num_tokens=58, logprobs=True)
   result, _ = decode(eng, Params(wide, narrow), request(40))
   expected = []
   for prompt in PROMPTS:

@@ -13,7 +13,7 @@ from specdec.drafters import Empty, Lookup, Model, Simulated
 from specdec.engine import Params, Result
 from specdec.state import DecodeState
 from specdec.stops import stop_table
-from tests.toys import CONFIG, SLOTS, VOCAB, decode, engine, plain_greedy, random_toy, recorded, request
+from tests.toys import CONFIG, VOCAB, decode, engine, plain_greedy, random_toy, recorded, request
 
 GAMMA, LONG = 5, 30
 SUCCESSOR = (np.arange(VOCAB) * 5 + 3) % VOCAB  # one cycle through all tokens
@@ -44,7 +44,7 @@ def end(*, eos: int | None = None, stop: bytes | None = None, target: TableModel
   """One engine for all cases: its own draft, so all that is drafted is accepted."""
   stops = NEVER if stop is None else (stop.decode(),)
   req = request(LONG, prompts=PROMPTS, eos_ids=[] if eos is None else [eos], stop_table=stop_table(stops, PIECES))
-  kinds = {'self': (Model(VOCAB, SLOTS), GAMMA, table()), 'none': (Empty(), 0, None)}
+  kinds = {'self': (Model(VOCAB), GAMMA, table()), 'none': (Empty(), 0, None)}
   kind, gamma, draft = kinds[drafter]
   return decode(engine(kind, gamma, logprobs=True), Params(target or table(), draft), req)
 
@@ -121,7 +121,7 @@ REPEATING = (  # lookup copies the text of row 0 and, behind its broken law, a 0
     (*PROMPTS[0], *TEXTS[0][:3], 0, *PROMPTS[0]),
     *((prompt[-1], UNSAID, 0, *prompt) for prompt in PROMPTS[1:]))
 BROKEN_DRAFTS = {
-    'self': (Model(VOCAB, SLOTS), lambda target: target),
+    'self': (Model(VOCAB), lambda target: target),
     'lookup': (Lookup(1, 1, partial=True), lambda target: None),
     'simulated': (Simulated(1.0), lambda target: recorded(
         [[*TEXTS[0][:3], 0], *[[UNSAID, 0] * (LONG // 2)] * 2], REPEATING))}
@@ -149,7 +149,7 @@ def test_broken_laws_end_a_row_where_they_end_plain_decoding(name, rule):
 def test_broken_draft_costs_speed_only():
   """A drafted token whose law is NaN is refused; text and counts stay sound."""
   req = request(LONG, prompts=PROMPTS, stop_table=stop_table(NEVER, PIECES))
-  eng = engine(Model(VOCAB, SLOTS), GAMMA, logprobs=True)
+  eng = engine(Model(VOCAB), GAMMA, logprobs=True)
   result, _ = decode(eng, Params(table(), broken(np.nan, TEXTS[0][2])), req)
   assert result.tokens == TEXTS
   assert result.metrics[0].accepted < result.metrics[1].accepted
@@ -178,7 +178,7 @@ def test_ends_at_capacity():
 def test_verify_never_writes_over_what_is_committed():
   """Fault 14: slots exactly as tight as they are allotted, rows at the very end while another goes on."""
   model = random_toy(dataclasses.replace(CONFIG, attention_block=48))
-  eng, params = engine(Model(VOCAB, 128), 7, capacity=120), Params(model, table())
+  eng, params = engine(Model(VOCAB), 7, capacity=120), Params(model, table())
   assert eng.slots == 128
   prompts = [np.random.default_rng(size).integers(0, VOCAB, size).tolist() for size in (118, 60, 119)]
   before = jax.device_get(eng.start(params, request(60, prompts=prompts)).cache)

@@ -97,7 +97,7 @@ class Scheduled:
     return state.replace(inner=self.inner.observe(state.inner, length_B))
 
 
-SCHEDULED = Scheduled(Model(VOCAB, SLOTS), (3, 0, 3) + (0,) * 12)
+SCHEDULED = Scheduled(Model(VOCAB), (3, 0, 3) + (0,) * 12)
 
 
 def test_rounds_without_a_draft():
@@ -127,11 +127,12 @@ def test_text_outgrows_the_context_of_the_draft():
   law = np.random.default_rng(1).dirichlet(np.full(VOCAB, 0.1), VOCAB)
   short = TableModel.create(law).replace(max_positions=32)
   prompts = [range(28), range(1), range(40)]
-  result, _ = decode(engine(Model(VOCAB, SLOTS), 3), Params(TableModel.create(law), short), request(30, prompts=prompts))  # noqa: E501
+  params = Params(TableModel.create(law), short)
+  result, _ = decode(engine(Model(VOCAB), 3), params, request(30, prompts=prompts))
   for prompt, tokens in zip(prompts, result.tokens, strict=True):
     text = [prompt[-1]]
     for _ in range(30):
       text.append(int(law[text[-1]].argmax()))
     assert tokens == text[1:]
-  assert [metrics.drafted for metrics in result.metrics] == [3, 22, 0]  # lengths 28; 1, 5, ... 29; none
-  assert [metrics.accepted for metrics in result.metrics] == [3, 22, 0]
+  assert [metrics.drafted for metrics in result.metrics] == [4, 22, 0]  # lengths 28, 32; 1, 5, ... 29; none
+  assert [metrics.accepted for metrics in result.metrics] == [4, 22, 0]

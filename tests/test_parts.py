@@ -18,7 +18,7 @@ from tests.toys import SLOTS, VOCAB, draft, engine, recorded, request, target
 DRAFTERS = {
     'lookup': (Lookup(partial=True), lambda: None),
     'simulated': (Simulated(0.7), lambda: recorded([[1] * 30] * 3)),
-    'draft': (Model(VOCAB, SLOTS), draft),
+    'draft': (Model(VOCAB), draft),
 }
 
 
@@ -102,7 +102,7 @@ def test_all_of_a_draft_is_timed_even_where_a_row_wants_less():
 def test_on_a_mesh_parts_leave_the_state_laid_out(count_compiles):
   """As before a step and after it: else the next call would compile anew, while the clock runs."""
   with on_mesh(2, 4) as mesh:
-    eng, params = engine(Model(VOCAB, SLOTS), 4), Params(placed(target(), mesh), placed(draft(), mesh))
+    eng, params = engine(Model(VOCAB), 4), Params(placed(target(), mesh), placed(draft(), mesh))
     state = eng.start(params, request(30, prompts=[(5, 6, 7)] * 4, seeds=range(4)))
     alone = parts.Parts(eng, params, state)
     for part in (lambda: alone.target_passes(5), alone.drafts):

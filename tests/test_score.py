@@ -6,8 +6,8 @@ import pytest
 
 from experiments import sandbox, score
 from experiments.completions import completion
-from experiments.errors import RunError
 from experiments.sample_files import Sample, read_samples, write_lines
+from launch.errors import RunError
 from launch.prompts import humaneval_problems
 from models.errors import InputError
 

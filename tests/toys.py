@@ -79,7 +79,7 @@ def engine(drafter: Drafter, gamma: int, rule: str = 'rejection', **changes) -> 
 
 
 def model_engine(gamma: int, rule: str = 'rejection', **changes) -> Engine:
-  return engine(Model(VOCAB, SLOTS), gamma, rule, **changes)
+  return engine(Model(VOCAB), gamma, rule, **changes)
 
 
 def request(max_new_tokens: int, sampling: Sampling = GREEDY, prompts: Sequence[Sequence[int]] = PROMPTS,

@@ -63,6 +63,9 @@ def _names_and_shapes(path: tuple, shape: tuple[int, ...], style: str) -> Iterat
 
 
 def _family(config: DecoderConfig) -> str:
+  if (config.mlp, config.positions) != ('swiglu', 'rope'):
+    raise InputError(f'only swiglu with rotary positions can be written, not {config.mlp} with '
+                     f'{config.positions} positions')
   if config.qkv_bias and config.qk_norm:
     raise InputError('no model family has both qkv_bias and qk_norm')
   if config.qkv_bias or config.qk_norm:

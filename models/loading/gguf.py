@@ -135,7 +135,7 @@ class GgufFile:
   def __init__(self, path: str | os.PathLike):
     self.path = Path(path)
     try:
-      self._file = open(self.path, 'rb')  # noqa: SIM115 (kept open for the lazy reads)
+      self._file = self.path.open('rb')
     except OSError as error:
       raise InputError(f'{self.path} cannot be opened: {error.strerror}') from None
     try:
@@ -332,7 +332,8 @@ def _rope_scaling(file: GgufFile, arch: str, config: DecoderConfig) -> RopeScali
       raise InputError(f"{file.path} has '{prefix}factor' but no '{prefix}type'")
     return None
   if kind == 'linear':
-    return RopeScaling('linear', file.get(prefix + 'factor', float))
+    factor = file.get(prefix + 'factor', float)
+    return RopeScaling('linear', factor) if factor else None  # 0 is llama.cpp's way to write 'off'
   if kind != 'yarn':
     raise InputError(f"{file.path}: '{prefix}type' is {kind!r}: only 'none', 'linear' and 'yarn' are supported")
   return RopeScaling(

@@ -32,6 +32,8 @@ def hf_vocabulary(directory: str | os.PathLike) -> Vocabulary:
     vocabulary = _from_tokenizer_json(directory / 'tokenizer.json')
   elif (directory / 'tokenizer.model').is_file():
     vocabulary = _from_sentencepiece(directory / 'tokenizer.model', _added_tokens(directory))
+  elif not directory.exists():
+    raise InputError(f'{directory} does not exist')
   else:
     raise InputError(f'{directory} has neither tokenizer.json nor tokenizer.model')
   return _with_settings(vocabulary, directory)
@@ -100,6 +102,8 @@ def _silenced(pieces: list[bytes], specials: frozenset[int]) -> tuple[bytes, ...
 def _added_tokens(directory: Path) -> dict[int, tuple[str, bool]]:
   """id -> string and whether it is a control token, beyond the sentencepiece model."""
   added = {token: (name, True) for name, token in _optional(directory / 'added_tokens.json').items()}
+  if not all(isinstance(token, int) for token in added):
+    raise InputError(f"{directory / 'added_tokens.json'} maps tokens to something other than ids")
   settings = _optional(directory / 'tokenizer_config.json')
   try:
     for token, fields in settings.get('added_tokens_decoder', {}).items():
@@ -148,7 +152,7 @@ def _with_settings(vocabulary: Vocabulary, directory: Path) -> Vocabulary:
     name = name.get('content') if isinstance(name, dict) else name
     if name is None:
       return min(_token_ids(model, which), default=getattr(vocabulary, f'{which}_id'))
-    if name not in ids:
+    if not isinstance(name, str) or name not in ids:
       raise InputError(f'{directory}: {which}_token {name!r} is not in the vocabulary')
     return ids[name]
 
@@ -169,8 +173,14 @@ def _token_ids(fields: dict, which: str) -> set[int]:
 def _chat_template(directory: Path, settings: dict) -> str | None:
   """chat_template.jinja, or the field of tokenizer_config.json: a string, or a list of which 'default' is taken."""
   if (directory / 'chat_template.jinja').is_file():
-    return (directory / 'chat_template.jinja').read_text(encoding='utf-8')
+    try:
+      return (directory / 'chat_template.jinja').read_text(encoding='utf-8')
+    except UnicodeDecodeError:
+      raise InputError(f"{directory / 'chat_template.jinja'} is no text in UTF-8") from None
   template = settings.get('chat_template')
   if isinstance(template, list):
-    return next((entry.get('template') for entry in template if entry.get('name') == 'default'), None)
+    named = {entry.get('name'): entry.get('template') for entry in template if isinstance(entry, dict)}
+    template = named.get('default')
+  if not isinstance(template, str | None):
+    raise InputError(f"{directory / 'tokenizer_config.json'}: 'chat_template' is neither a text nor a list of them")
   return template

@@ -55,7 +55,7 @@ def is_checkpoint(directory: str | os.PathLike) -> bool:
 
 def is_unfinished(directory: Path) -> bool:
   """Whether a save into it began and did not end."""
-  return not (directory / MARK).is_file() and (directory / UNFINISHED).is_file()
+  return not (directory / MARK).is_file() and any((directory / name).exists() for name in (UNFINISHED, WEIGHTS))
 
 
 def save(directory: str | os.PathLike, config: DecoderConfig, parameters: Iterable[tuple[tuple, jax.Array]]) -> None:

@@ -16,7 +16,7 @@ def find_continuation(tokens_BL: Array, length_B: Array, *, min_ngram: int, max_
 
   The longest n-gram with a match wins; among its matches the earliest (or latest). Prompt and output are searched
   alike. With `partial` the continuation may run into the end of the text; without, all `num_tokens` must lie
-  inside it, before the n-gram itself begins (the reference rule).
+  inside it, and it starts before the n-gram itself does (the reference rule).
   """
   slots_L = jnp.arange(tokens_BL.shape[1])
   length_B1 = length_B[:, None]

@@ -50,27 +50,25 @@ class Model:
 
   Attributes:
     num_tokens: ids both vocabularies share; padding logits beyond are cut before the law is made.
-    capacity: cache slots per row.
     rows: query rows per pass, at least (`specdec.padded`).
   """
 
   num_tokens: int
-  capacity: int
   rows: int = 1
 
   name = 'model'
 
   def init(self, params: LanguageModel, tokens_BL: Array, length_B: Array, bucket: int) -> ModelDraftState:
     batch = tokens_BL.shape[0]
-    cache = params.init_cache(batch, self.capacity)
+    cache = params.init_cache(batch, tokens_BL.shape[1])
     none_BR = jnp.zeros((batch, 0), jnp.int32)
     _, cache = feed(params, cache, tokens_BL, jnp.zeros_like(length_B), bucket, 1, none_BR)
     return ModelDraftState(cache.with_length(jnp.maximum(length_B - 2, 0)))
 
   def propose(self, params: LanguageModel, state: ModelDraftState, context: Context,
               gamma: int) -> tuple[Draft, ModelDraftState]:
-    fits_B = context.length_B + context.gamma_B <= params.max_positions
-    count_B = jnp.where(fits_B & context.live_B, context.gamma_B, 0)
+    room_B = jnp.maximum(params.max_positions + 1 - context.length_B, 0)  # the last drafted token is not fed
+    count_B = jnp.where(context.live_B, jnp.minimum(context.gamma_B, room_B), 0)
     num_passes = jnp.max(count_B)
     batch, vocab = count_B.shape[0], self.num_tokens
     with jax.named_scope('catch_up'):
