@@ -6,6 +6,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -34,13 +35,15 @@ def start(process_id: int, port: int, *flags: str, num_processes: int = 2) -> su
       env=ENVIRONMENT | {'JAX_NUM_CPU_DEVICES': '4'})
 
 
-def test_two_processes_decode_what_one_does(tmp_path):
-  mesh = ('--config.mesh.data=1', '--config.mesh.model=8', '--config.engine.logprobs=False')
+@pytest.mark.parametrize('temperature', [0, 1])
+def test_two_processes_decode_what_one_does(tmp_path, temperature):
+  common = ('--config.engine.logprobs=False', f'--config.sampling.temperature={temperature}.0')
+  mesh = ('--config.mesh.data=1', '--config.mesh.model=8', *common)
   port = free_port()
   processes = [start(i, port, *mesh, '--join_timeout=120', f'--json_out={tmp_path / f"{i}.json"}') for i in (0, 1)]
   outputs = [process.communicate(timeout=500) for process in processes]
   assert [process.returncode for process in processes] == [0, 0], outputs
-  subprocess.run([sys.executable, *GENERATE, '--config.engine.logprobs=False', f'--json_out={tmp_path / "one.json"}'],
+  subprocess.run([sys.executable, *GENERATE, *common, f'--json_out={tmp_path / "one.json"}'],
                  check=True, cwd=ROOT, env=ENVIRONMENT, capture_output=True)
   texts = {name: json.loads((tmp_path / f'{name}.json').read_text()) for name in ('0', 'one')}
   assert texts['0'] == texts['one']
@@ -129,3 +132,38 @@ def test_profile(tmp_path):
   subprocess.run([sys.executable, *GENERATE, f'--profile_dir={tmp_path}'], check=True, cwd=ROOT, env=ENVIRONMENT,
                  capture_output=True)
   assert list(tmp_path.rglob('*.xplane.pb'))
+
+
+def test_a_killed_process_of_a_sharded_humaneval_run(tmp_path):
+  """kill -9 of one of two processes: the other asks for a restart, and the restarted run comes to the results of one
+  process on one device."""
+  command = lambda name, *flags: [
+      sys.executable, '-m', 'experiments.humaneval', f'--config={ROOT}/configs/tiny.py:lookup', '--generate_only',
+      '--limit=4', '--config.sampling.max_new_tokens=4', '--config.sampling.temperature=1.0',
+      '--config.engine.capacity=1024',
+      f'--units_dir={tmp_path / name}', f'--samples_out={tmp_path / name}.jsonl', *flags]
+
+  def start_both() -> list[subprocess.Popen]:
+    port = free_port()
+    return [subprocess.Popen(
+        command('killed', '--config.mesh.model=4', f'--coordinator=localhost:{port}', '--num_processes=2',
+                f'--process_id={i}', '--join_timeout=120'),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        env=ENVIRONMENT | {'JAX_NUM_CPU_DEVICES': '2'}) for i in (0, 1)]
+
+  units = lambda: len(list((tmp_path / 'killed').glob('unit-*')))
+  first, second = start_both()
+  while not units():
+    assert first.poll() is None and second.poll() is None, [
+        process.communicate()[1] for process in (first, second) if process.poll() is not None]
+    time.sleep(0.01)
+  second.kill()
+  _, stderr = first.communicate(timeout=300)
+  assert first.returncode == 42 and 'lost another process of the job' in stderr, stderr
+  assert 0 < units() < 4
+  for process in start_both():
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+  subprocess.run(command('alone'), check=True, cwd=ROOT, env=ENVIRONMENT, capture_output=True)
+  samples = lambda name: [(tmp_path / f'{name}.{way}.jsonl').read_text() for way in ('plain', 'speculative')]
+  assert samples('killed') == samples('alone')

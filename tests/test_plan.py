@@ -10,12 +10,14 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
-from configs import chinchilla, llama2_70b
+from configs import chinchilla, llama2_70b, tiny
 from launch import build, compile_ahead, plan
 from launch.chips import CHIPS, GIB
 from launch.compile_ahead import described_mesh, kept_arrays, need_compiler, programs_of
+from launch.roofline import roofline
 from launch.slices.table import slice_of
 from models.config import DecoderConfig
 from models.errors import InputError
@@ -45,11 +47,12 @@ def shortened(make, layers: int) -> DecoderConfig:
 
 
 @functools.cache
-def planned(family: str = 'chinchilla', rows: int = 8, wanted: tuple[str, ...] = plan.LOOPS) -> dict:
+def planned(family: str = 'chinchilla', rows: int = 8, wanted: tuple[str, ...] = plan.LOOPS, topology: str = 'v4-32',
+            draft: str = 'sharded') -> dict:
   need_compiler()
   config = {'chinchilla': chinchilla, 'llama2_70b': llama2_70b}[family].get_config()
-  config.engine.rows = rows
-  return plan.plan(config, slice_of('v4-32'), wanted=wanted, prompt_tokens=128)
+  config.engine.rows, config.mesh.draft = rows, draft
+  return plan.plan(config, slice_of(topology), wanted=wanted, prompt_tokens=128)
 
 
 def structure_holds(facts: dict, target_layers: int, draft_layers: int):
@@ -73,6 +76,53 @@ def test_structure_on_v4():
   """Two all-reduces a layer, one for the embedding, one gather of the logits; nothing copied, nothing off the unit."""
   structure_holds(planned(), LAYERS['chinchilla_70b'], LAYERS['chinchilla_4b'])
   assert set(planned()['all_reduces_per_pass']) == {'plain', 'verify', 'draft first', 'draft next'}
+
+
+@needs_libtpu
+@pytest.mark.parametrize('topology', ['v5p-32', 'v5e-16', 'v6e-16'])
+def test_structure_on_the_other_slices(topology):
+  facts = planned(wanted=('speculative',), topology=topology)
+  structure_holds(facts, LAYERS['chinchilla_70b'], LAYERS['chinchilla_4b'])
+
+
+@needs_libtpu
+def test_a_draft_that_is_whole_on_every_chip():
+  """It needs no links, and its weights and caches are counted whole."""
+  facts, sharded = planned(wanted=('speculative',), draft='replicated'), planned()
+  assert facts['loop_copies'] == [] and facts['aliased'] and facts['same_shardings']
+  for name in ('draft first', 'draft next'):
+    assert not any(facts['all_reduces_per_pass'][name].values())
+  assert facts['all_reduces_per_pass']['verify'] == sharded['all_reduces_per_pass']['verify']
+  assert facts['weights_gib'] > sharded['weights_gib'] and facts['cache_gib'] > sharded['cache_gib']
+
+
+@needs_libtpu
+def test_precision_is_that_of_the_run(monkeypatch):
+  found = []
+
+  def refuse(*_):
+    found.append(jax.config.jax_default_matmul_precision)
+    raise compile_ahead.DoesNotFitError('too much')
+
+  monkeypatch.setattr(compile_ahead.Programs, 'compile_loop', refuse)
+  need_compiler()
+  config = chinchilla.get_config()
+  config.engine.precision = 'highest'
+  plan.plan(config, slice_of('v4-32'))
+  assert found == ['highest']
+
+
+def test_what_is_left_out():
+  config = chinchilla.get_config()
+  assert plan._left_out(config) == []
+  config.engine.widths, config.engine.adaptive.enabled = (1,), True
+  assert plan._left_out(config) == ['engine.widths', 'engine.adaptive']
+
+
+def test_a_prompt_that_fills_the_row():
+  config = chinchilla.get_config()
+  with pytest.raises(InputError, match=r'--prompt_tokens=1920 leaves no room in engine\.capacity=1920'):
+    plan.plan(config, slice_of('v4-32'), prompt_tokens=1920)
 
 
 @needs_libtpu
@@ -177,7 +227,8 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize('arguments, said', [
     (['--topology=v4-33'], "slice 'v4-33' is unknown"), (['--topology=8xV100'], "the GPU 'V100' is unknown"),
     ([], '--topology is missing'), (['--topology=v4-32', '--only=plane'], '--only=plane is no program'),
-    (['--topology=1xA100'], 'does not fit on 1xA100')])
+    (['--topology=1xA100'], 'does not fit on 1xA100'),
+    (['--topology=8xH100', '--only=plain'], '--only is for slices')])
 def test_wrong_input(arguments, said):
   result = command(*arguments)
   assert result.returncode == 2
@@ -190,6 +241,17 @@ def test_gpus_by_roofline():
   facts = json.loads(result.stdout)
   assert facts['fits'] and facts['chips'] == 8 and len(facts['workloads']) == 3
   assert 'predicted ms/token' in result.stderr and 'published ms/token' in result.stderr
+
+
+def test_layers_that_draft_cost_time():
+  """On GPUs as well: they are read, though no byte is stored twice."""
+  config = tiny.get_config('self')
+  facts, none = (roofline(one, 1, CHIPS['H100']) for one in (config, tiny.get_config('none')))
+  assert 0 < facts['predicted_ms_draft'] < facts['predicted_ms_plain']
+  assert facts['weights_gib'] == none['weights_gib'] and facts['cache_gib'] > none['cache_gib']
+  config.drafter.num_layers = 3
+  with pytest.raises(InputError, match=r'drafter\.num_layers=3 must lie in 1\.\.2'):
+    roofline(config, 1, CHIPS['H100'])
 
 
 @pytest.mark.slow
