@@ -2,7 +2,7 @@
 
     python -m experiments.sweep --config=configs/sweep_batch.py --out=sweep_batch.jsonl --plot=sweep_batch.png
 
-About ten minutes on two cores. Variants are those of configs/smollm2.py, and `tiny` (seconds).
+About twenty minutes on two cores. Variants are those of configs/smollm2.py, and `tiny` (seconds).
 """
 
 from ml_collections import ConfigDict
@@ -13,7 +13,7 @@ def get_config(variant: str = 'lookup') -> ConfigDict:
   config = ConfigDict({
       'base': 'configs/tiny.py:model' if tiny else f'configs/smollm2.py:{variant}',
       'grid': {
-          'engine': {'batch': (1, 2) if tiny else (1, 2, 4, 8, 16), 'gamma': (4,)},
+          'engine': {'batch': (1, 2) if tiny else (1, 2, 4, 8, 16), 'gamma': (4,) if tiny else (3, 7)},
           'data': {'kind': ('news',), 'limit': (2 if tiny else 16,)},
           'sampling': {'max_new_tokens': (16 if tiny else 64,)},
       },
