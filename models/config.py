@@ -59,6 +59,7 @@ class DecoderConfig:
     qkv_bias: biases on queries, keys and values (Qwen2).
     qk_norm: RMSNorm on each query and key head (Qwen3).
     windows: sliding window per layer (None: full attention); empty means full attention in all layers.
+    taps: layers whose outputs a pass returns besides (EAGLE-3), ascending.
     dtype: of weights, activations and cache. Norms, softmax and rotary angles are float32 always.
     attention_block: cache slots read at a time, so that a pass costs what is live rather than what is
       allocated; None reads the whole cache at once (keeps weight prefetch on TPU).
@@ -82,6 +83,7 @@ class DecoderConfig:
   qkv_bias: bool = False
   qk_norm: bool = False
   windows: tuple[int | None, ...] = ()
+  taps: tuple[int, ...] = ()
   dtype: str = 'float32'
   attention_block: int | None = 256
   split: bool = True

@@ -55,6 +55,10 @@ class Decoder(nnx.Module):
   def max_positions(self) -> int:
     return self.config.max_positions
 
+  @property
+  def takes_trees(self) -> bool:
+    return self.config.positions == 'rope'  # relative distances count slots
+
   def init_cache(self, batch: int, capacity: int) -> KVCache:
     """An empty cache; with relative positions it holds the projected distances (Dai et al., 2019)."""
     config = self.config
@@ -74,13 +78,17 @@ class Decoder(nnx.Module):
     angles = rope_angles(self.config, positions_BT) if self.config.positions == 'rope' else None
     num_live = jnp.max(cache.length_B) + width
     x_BTD = constrain(self.embed[tokens_BT], 'BTD')
-    for layer in self.layers:
+    taps = []
+    for number, layer in enumerate(self.layers):
       x_BTD, cache = layer(x_BTD, positions_BT, mask_BTS, angles, cache, num_live)
+      if number in self.config.taps:
+        taps.append(x_BTD)
     hidden_BTD = rms_norm(x_BTD, self.final_norm[...], self.config.norm_eps)
     rows_BRD = hidden_BTD
     if rows_BR is not None:
       rows_BRD = jnp.take_along_axis(hidden_BTD, rows_BR[..., None], axis=1)
-    return Output(logits_BRV=self.logits(rows_BRD), hidden_BTD=hidden_BTD, cache=cache)
+    taps_BTF = jnp.concatenate(taps, axis=-1) if taps else None
+    return Output(logits_BRV=self.logits(rows_BRD), hidden_BTD=hidden_BTD, cache=cache, taps_BTF=taps_BTF)
 
   def logits(self, hidden_BRD: Array) -> Array:
     """The LM head on vectors after the final norm, [B, R, V] float32."""
@@ -93,7 +101,7 @@ class Decoder(nnx.Module):
 
   def first_layers(self, num_layers: int) -> 'Decoder':
     """The first layers with this model's embedding, final norm and head, sharing every array."""
-    config = dataclasses.replace(self.config, num_layers=num_layers, windows=self.config.windows[:num_layers])
+    config = dataclasses.replace(self.config, num_layers=num_layers, windows=self.config.windows[:num_layers], taps=())
     graph = nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0)))
     graph.embed, graph.final_norm, graph.head = self.embed, self.final_norm, self.head
     graph.layers = nnx.List(self.layers[:num_layers])

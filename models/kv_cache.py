@@ -29,6 +29,19 @@ def write_rows(buffer_BKSH: Array, update_BKTH: Array, start_B: Array) -> Array:
       update_BKTH.swapaxes(1, 2).astype(buffer_BKSH.dtype), mode='drop')
 
 
+def _move_rows(buffer_BKSH: Array, rows_BP: Array, start_B: Array, width: int) -> Array:
+  batch, heads, _, size = buffer_BKSH.shape
+  if batch > MAX_UNROLLED_ROWS:
+    index_B11P = jnp.arange(batch)[:, None]
+    moved = buffer_BKSH[index_B11P, :, start_B[:, None] + rows_BP]  # [B, P, K, H]
+    return write_rows(buffer_BKSH, moved.swapaxes(1, 2), start_B + 1)
+  moved = []
+  for row in range(batch):
+    window = jax.lax.dynamic_slice(buffer_BKSH, (row, 0, start_B[row], 0), (1, heads, width, size))
+    moved.append(jnp.take(window, rows_BP[row], axis=2, mode='clip'))
+  return write_rows(buffer_BKSH, jnp.concatenate(moved), start_B + 1)
+
+
 @struct.dataclass
 class KVCache:
   """Keys and values of every layer, with a committed length per row.
@@ -77,6 +90,14 @@ class KVCache:
     last_BT = self.length_B[:, None] + jnp.arange(width)
     return slot_S <= last_BT[..., None]
 
+  def tree_mask(self, ancestors_BTT: Array) -> Array:
+    """[B, T, S]: each of the next T tokens sees what is committed and, of those T, itself and its ancestors."""
+    batch, width = ancestors_BTT.shape[:2]
+    committed_BS = jnp.arange(self.capacity) < self.length_B[:, None]
+    mask_BST = jnp.broadcast_to(committed_BS[..., None], (batch, self.capacity, width))
+    mask_BST = write_rows(mask_BST[:, None], ancestors_BTT.swapaxes(1, 2)[:, None], self.length_B)[:, 0]
+    return mask_BST.swapaxes(1, 2)
+
   def mark_positions(self, positions_BT: Array) -> 'KVCache':
     """Records the positions of the tokens about to be written at the committed length."""
     written = write_rows(self.position_BS[:, None, :, None], positions_BT[:, None, :, None], self.length_B)
@@ -88,6 +109,18 @@ class KVCache:
     v = constrain(write_rows(self.v[layer], v_BKTH, self.length_B), 'BKSH', self.split)
     return self.replace(
         k=(*self.k[:layer], k, *self.k[layer + 1:]), v=(*self.v[:layer], v, *self.v[layer + 1:]))
+
+  def compact(self, rows_BP: Array, width: int) -> 'KVCache':
+    """Moves an accepted path of a tree together, in place; the length stays.
+
+    Args:
+      rows_BP: which of the `width` tokens at the committed length go to the slots length + 1, length + 2, ...; the
+        first of them, the root of the tree, stays.
+      width: of the pass that wrote the tree.
+    """
+    move = lambda arrays: tuple(_move_rows(x, rows_BP, self.length_B, width) for x in arrays)
+    position_BS = _move_rows(self.position_BS[:, None, :, None], rows_BP, self.length_B, width)[:, 0, :, 0]
+    return self.replace(k=move(self.k), v=move(self.v), position_BS=position_BS).laid_out()
 
   def with_length(self, length_B: Array) -> 'KVCache':
     """Commits or rolls back to `length_B` (absolute; no negative lengths).

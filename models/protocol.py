@@ -15,12 +15,14 @@ class Output:
   Attributes:
     logits_BRV: float32, one row for each requested query row.
     hidden_BTD: the vectors before the LM head, after the final norm, of all T tokens.
+    taps_BTF: the outputs of the layers that the model's config taps, side by side; None where it taps none.
     cache: with the T tokens written at the committed length; the length itself is unchanged.
   """
 
   logits_BRV: Array
   hidden_BTD: Array
   cache: KVCache
+  taps_BTF: Array | None = None
 
 
 class LanguageModel(Protocol):
@@ -29,10 +31,12 @@ class LanguageModel(Protocol):
   Attributes:
     vocab_size: width of the logits, padding included.
     max_positions: longest sequence the model was made for.
+    takes_trees: whether a token's slot may differ from its position in the text.
   """
 
   vocab_size: int
   max_positions: int
+  takes_trees: bool
 
   def init_cache(self, batch: int, capacity: int) -> KVCache:
     """An empty cache for `batch` rows of `capacity` slots."""

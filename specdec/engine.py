@@ -23,10 +23,12 @@ from specdec import rng
 from specdec.accept.protocol import AcceptRule
 from specdec.adaptive import AcceptanceEstimate, AdaptiveGamma
 from specdec.commit import Limits, Origin, Reason, commit
-from specdec.draft import overlap
+from specdec.draft import TreeDraft, overlap
 from specdec.drafters.model import CATCH_UP
 from specdec.drafters.protocol import Context, Drafter
+from specdec.features import Reads, features_of
 from specdec.metrics import Counters, Metrics
+from specdec.path import path_overlap, straighten
 from specdec.state import DecodeState
 from specdec.verify import verify
 from specdec.warp import Sampling
@@ -93,7 +95,7 @@ class Engine:
 
   Attributes:
     drafter, rule: where drafted tokens come from, and how they are judged.
-    gamma: drafted tokens per step, at most.
+    gamma: drafted tokens per step, at most; in a tree, its nodes.
     capacity: prompt plus output tokens per row, at most.
     num_tokens: real tokens of the vocabulary; padding ids beyond are never emitted.
     widths: widths of verify passes besides γ + 1, e.g. (1,): a step whose drafts are all short runs a narrow pass.
@@ -120,6 +122,13 @@ class Engine:
     if self.adaptive and len(self.adaptive.verify_cost) != self.gamma + 1:
       raise ValueError(f'adaptive gamma needs verify costs for widths 1..{self.gamma + 1}, '
                        f'got {len(self.adaptive.verify_cost)}')
+    if self.adaptive and self.levels != self.gamma:
+      raise ValueError('adaptive gamma is for chains: a tree has its shape')
+
+  @property
+  def levels(self) -> int:
+    """Drafted tokens on one path, at most."""
+    return self.drafter.levels(self.gamma)
 
   @property
   def slots(self) -> int:
@@ -213,16 +222,18 @@ def prefill(engine: Engine, params: Params, tokens_BL: Array, length_B: Array, s
     cache = params.target.init_cache(batch, engine.slots)
     position_BT = jnp.broadcast_to(jnp.arange(bucket), (batch, bucket))
     none_BR = jnp.zeros((batch, 0), jnp.int32)
-    cache = params.target(tokens_BL[:, :bucket], position_BT, cache.causal_mask(bucket), cache, none_BR).cache
-    draft_state = engine.drafter.init(params.draft, tokens_BL, length_B, bucket)
+    output = params.target(tokens_BL[:, :bucket], position_BT, cache.causal_mask(bucket), cache, none_BR)
+    reads = engine.drafter.reads
+    features_BTF = None if reads is Reads.NOTHING else features_of(output, reads)
+    draft_state = engine.drafter.init(params.draft, tokens_BL, length_B, bucket, features_BTF)
   zeros_B = jnp.zeros((batch,), jnp.int32)
   return laid_out(DecodeState(
       tokens_BL=tokens_BL, length_B=length_B, prompt_length_B=length_B, reason_B=zeros_B, stop_state_B=zeros_B,
       origin_BL=jnp.zeros(tokens_BL.shape, jnp.int8),
       logprob_BL=jnp.zeros(tokens_BL.shape, jnp.float32) if engine.logprobs else None,
-      row_key_B=rng.row_keys(seeds_B), cache=cache.with_length(length_B - 1), draft_state=draft_state,
+      row_key_B=rng.row_keys(seeds_B), cache=output.cache.with_length(length_B - 1), draft_state=draft_state,
       estimate=AcceptanceEstimate.zeros(batch) if engine.adaptive else None,
-      counters=Counters.zeros(batch, engine.gamma, len(engine.verify_widths)), sampling=sampling, limits=limits))
+      counters=Counters.zeros(batch, engine.levels, len(engine.verify_widths)), sampling=sampling, limits=limits))
 
 
 def step(engine: Engine, params: Params, state: DecodeState) -> DecodeState:
@@ -237,16 +248,21 @@ def step(engine: Engine, params: Params, state: DecodeState) -> DecodeState:
   with jax.named_scope('verify'):
     scores, cache = verify(
         params.target, state.cache, state.newest_B, draft, state.sampling, num_tokens=engine.num_tokens,
-        widths=engine.verify_widths, rows=engine.rows, logprobs=engine.logprobs)
+        widths=engine.verify_widths, rows=engine.rows, logprobs=engine.logprobs, reads=engine.drafter.reads)
   with jax.named_scope('accept'):
-    verdict = engine.rule(state.row_key_B, state.length_B, draft, scores.probs_BTV)
+    verdict = engine.rule(_row_keys(engine, state), state.length_B, draft, scores.probs_BTV)
+    if isinstance(draft, TreeDraft):
+      overlap_BP = path_overlap(draft, scores.probs_BTV, verdict)
+    else:
+      overlap_BP = overlap(draft, scores.probs_BTV)
+  with jax.named_scope('commit'):
+    draft, scores, cache = straighten(draft, verdict, scores, cache)
     finite_BT = ~jnp.isnan(scores.probs_BTV[..., 0])
     num_finite_B = jnp.sum(jnp.cumprod(finite_BT.astype(jnp.int32), axis=1), axis=1)
-  with jax.named_scope('commit'):
     added = commit(draft, verdict, num_finite_B, state.limits, state.length_B, state.reason_B, state.stop_state_B)
     counters = state.counters.add_round(
         live_B & (added.count_B > 0), draft.count_B, verdict.num_accepted_B, added.count_B,
-        overlap(draft, scores.probs_BTV), scores.width_index)
+        overlap_BP, scores.width_index)
     state = state.add(added, scores.logprobs_BTV)
     estimate = state.estimate
     if estimate is not None:
@@ -255,8 +271,14 @@ def step(engine: Engine, params: Params, state: DecodeState) -> DecodeState:
           jnp.sum(counters.tested_BM - state.counters.tested_BM, axis=1))
       estimate = jax.tree.map(lambda new_B, old_B: jnp.where(live_B, new_B, old_B), updated, estimate)
     return laid_out(state.replace(
-        cache=cache.with_length(state.length_B - 1), draft_state=engine.drafter.observe(draft_state, state.length_B),
+        cache=cache.with_length(state.length_B - 1),
+        draft_state=engine.drafter.observe(draft_state, state.length_B, scores.features_BTF),
         estimate=estimate, counters=counters))
+
+
+def _row_keys(engine: Engine, state: DecodeState) -> Array:
+  """Keys by position, or by step for rules that look past the first rejected token."""
+  return rng.step_keys(state.row_key_B, state.length_B) if engine.rule.by_step else state.row_key_B
 
 
 def laid_out(state: DecodeState) -> DecodeState:
@@ -273,7 +295,8 @@ def context_of(engine: Engine, state: DecodeState) -> Context:
   gamma_B = jnp.minimum(gamma_B, state.limits.max_length_B - state.length_B - 1)
   return Context(
       tokens_BL=state.tokens_BL, length_B=state.length_B, gamma_B=jnp.where(state.live_B, gamma_B, 0),
-      live_B=state.live_B, row_key_B=state.row_key_B, sampling=state.sampling, purpose=engine.rule.draft_purpose)
+      live_B=state.live_B, row_key_B=_row_keys(engine, state), sampling=state.sampling,
+      purpose=engine.rule.draft_purpose)
 
 
 @functools.partial(jax.jit, static_argnames=('engine',), donate_argnames=('state',))

@@ -19,11 +19,20 @@ class Purpose(enum.IntEnum):
   ACCEPT = 1  # the uniform of the acceptance test
   EMIT = 2  # the correction or bonus token
   SHARED = 3  # noise that draft and target share (coupled rule)
+  STEP = 4  # the keys of one step
 
 
 def row_keys(seeds_B: Array) -> Array:
   """One key per row from one seed per row."""
   return jax.vmap(jax.random.key)(seeds_B)
+
+
+def step_keys(row_key_B: Array, position_B: Array) -> Array:
+  """Row keys of the step that begins at this position, used in no other step.
+
+  For rules that look past the first rejected token: what was drawn for a position there is not to be drawn again.
+  """
+  return keys_at(row_key_B, position_B, Purpose.STEP)
 
 
 def keys_at(row_key_B: Array, position_B: Array, purpose: Purpose) -> Array:
@@ -32,12 +41,13 @@ def keys_at(row_key_B: Array, position_B: Array, purpose: Purpose) -> Array:
       row_key_B, position_B)
 
 
-def uniforms(row_key_B: Array, position_B: Array, width: int, purpose: Purpose) -> Array:
-  """[B, T] uniforms in [0, 1) for the positions position..position+T-1 of each row."""
-  draw = jax.vmap(jax.random.uniform)
+def uniforms(row_key_B: Array, position_B: Array, width: int, purpose: Purpose, each: int | None = None) -> Array:
+  """[B, T] uniforms in [0, 1) for the positions position..position+T-1 of each row; [B, T, `each`] if given."""
+  shape = () if each is None else (each,)
+  draw = jax.vmap(lambda key: jax.random.uniform(key, shape))
   return jnp.stack(
       [draw(keys_at(row_key_B, position_B + i, purpose)) for i in range(width)], axis=1) if width else (
-          jnp.zeros((position_B.shape[0], 0)))
+          jnp.zeros((position_B.shape[0], 0, *shape)))
 
 
 def gumbels(row_key_B: Array, position_B: Array, vocab: int, purpose: Purpose) -> Array:

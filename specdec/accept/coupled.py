@@ -1,7 +1,7 @@
 """Gumbel coupling: draft and target share the noise of each position (Daliri et al., 2024).
 
 The target's own choice is emitted at every position, so the text depends on the seed alone, whatever the drafter,
-γ or batch; a drafted token is kept iff it is that choice. For a point-mass draft this is sample-and-match.
+γ, tree or batch; a drafted token is kept iff it is that choice. For a point-mass draft this is sample-and-match.
 """
 
 import dataclasses
@@ -10,19 +10,13 @@ from jax import Array
 import jax.numpy as jnp
 
 from specdec import rng
-from specdec.draft import Draft, Verdict
+from specdec.accept.matching import match, row_depths
+from specdec.draft import AnyDraft, TreeDraft, Verdict
 
 
 def choices(noise_BTV: Array, target_probs_BTV: Array) -> Array:
   """[B, T]: the target's choice under the noise of each position."""
   return rng.gumbel_max(target_probs_BTV, noise_BTV)
-
-
-def match(choice_BT: Array, draft: Draft) -> Verdict:
-  """Keeps the drafted tokens that equal the choices; the next token is the choice at the first difference."""
-  kept_BM = (draft.tokens_BM == choice_BT[:, :draft.width]) & (jnp.arange(draft.width) < draft.count_B[:, None])
-  num_accepted_B = jnp.sum(jnp.cumprod(kept_BM.astype(jnp.int32), axis=1), axis=1)
-  return Verdict(num_accepted_B, jnp.take_along_axis(choice_BT, num_accepted_B[:, None], axis=1)[:, 0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +26,13 @@ class Coupled:
   name = 'coupled'
   lossless = True
   draft_purpose = rng.Purpose.SHARED
+  by_step = False
 
-  def __call__(self, row_key_B: Array, position_B: Array, draft: Draft, target_probs_BTV: Array) -> Verdict:
+  def __call__(self, row_key_B: Array, position_B: Array, draft: AnyDraft, target_probs_BTV: Array) -> Verdict:
     width, vocab = target_probs_BTV.shape[1:]
-    noise_BTV = jnp.stack(
-        [rng.gumbels(row_key_B, position_B + i, vocab, rng.Purpose.SHARED) for i in range(width)], axis=1)
+    is_tree = isinstance(draft, TreeDraft)
+    noise_BTV = jnp.stack([rng.gumbels(row_key_B, position_B + i, vocab, rng.Purpose.SHARED)
+                           for i in range(draft.levels + 1 if is_tree else width)], axis=1)
+    if is_tree:  # all rows of a level stand at the same position
+      noise_BTV = jnp.take_along_axis(noise_BTV, row_depths(draft)[..., None], axis=1)
     return match(choices(noise_BTV, target_probs_BTV), draft)

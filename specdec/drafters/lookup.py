@@ -7,7 +7,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from specdec.draft import Draft
-from specdec.drafters.protocol import Context
+from specdec.drafters.protocol import Context, Stateless
 
 
 def find_continuation(tokens_BL: Array, length_B: Array, *, min_ngram: int, max_ngram: int, num_tokens: int,
@@ -43,7 +43,7 @@ def find_continuation(tokens_BL: Array, length_B: Array, *, min_ngram: int, max_
 
 
 @dataclasses.dataclass(frozen=True)
-class Lookup:
+class Lookup(Stateless):
   """A point-mass draft that costs no model pass.
 
   Attributes:
@@ -63,9 +63,6 @@ class Lookup:
     if not 1 <= self.min_ngram <= self.max_ngram:
       raise ValueError(f'need 1 <= min_ngram <= max_ngram, got {self.min_ngram} and {self.max_ngram}')
 
-  def init(self, params: Any, tokens_BL: Array, length_B: Array, bucket: int) -> tuple[()]:
-    return ()
-
   def propose(self, params: Any, state: tuple[()], context: Context, gamma: int) -> tuple[Draft, tuple[()]]:
     start_B, found_B = find_continuation(
         context.tokens_BL, context.length_B, min_ngram=self.min_ngram, max_ngram=self.max_ngram, num_tokens=gamma,
@@ -74,6 +71,3 @@ class Lookup:
     tokens_BM = jnp.take_along_axis(context.tokens_BL, jnp.minimum(slots_BM, context.tokens_BL.shape[1] - 1), axis=1)
     available_B = jnp.minimum(context.length_B - start_B, context.gamma_B)
     return Draft(tokens_BM, None, jnp.where(found_B, available_B, 0)), state
-
-  def observe(self, state: tuple[()], length_B: Array) -> tuple[()]:
-    return state

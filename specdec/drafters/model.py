@@ -12,6 +12,7 @@ from models.protocol import LanguageModel
 from specdec import rng
 from specdec.draft import Draft
 from specdec.drafters.protocol import Context
+from specdec.features import Reads
 from specdec.padded import padded_pass
 from specdec.run_if import run_if
 from specdec.warp import warp
@@ -57,8 +58,13 @@ class Model:
   rows: int = 1
 
   name = 'model'
+  reads = Reads.NOTHING
 
-  def init(self, params: LanguageModel, tokens_BL: Array, length_B: Array, bucket: int) -> ModelDraftState:
+  def levels(self, gamma: int) -> int:
+    return gamma
+
+  def init(self, params: LanguageModel, tokens_BL: Array, length_B: Array, bucket: int,
+           features_BTF: Array | None) -> ModelDraftState:
     batch = tokens_BL.shape[0]
     cache = params.init_cache(batch, tokens_BL.shape[1])
     none_BR = jnp.zeros((batch, 0), jnp.int32)
@@ -98,7 +104,7 @@ class Model:
     fed_B = jnp.where(context.live_B & (num_passes > 0), context.length_B + num_passes - 1, state.cache.length_B)
     return Draft(tokens_BM, probs_BMV, count_B), ModelDraftState(cache.with_length(fed_B))
 
-  def observe(self, state: ModelDraftState, length_B: Array) -> ModelDraftState:
+  def observe(self, state: ModelDraftState, length_B: Array, features_BEF: Array | None) -> ModelDraftState:
     """Rolls back to what is committed of the slots that were fed, but for the two newest tokens."""
     kept_B = jnp.minimum(state.cache.length_B, jnp.maximum(length_B - 2, 0))
     return state.replace(cache=state.cache.with_length(kept_B))

@@ -5,7 +5,8 @@ from typing import Any, Protocol
 from flax import struct
 from jax import Array
 
-from specdec.draft import Draft
+from specdec.draft import AnyDraft
+from specdec.features import Reads
 from specdec.rng import Purpose
 from specdec.warp import Sampling
 
@@ -39,18 +40,53 @@ class Drafter(Protocol):
 
   Attributes:
     name: as configs name it.
+    reads: which vectors of the target it wants to see.
   """
 
   name: str
+  reads: Reads
 
-  def init(self, params: Any, tokens_BL: Array, length_B: Array, bucket: int) -> Any:
-    """State after the prompts; only the first `bucket` slots of `tokens_BL` (static) can hold a prompt."""
+  def levels(self, gamma: int) -> int:
+    """Drafted tokens on one path, at most: `gamma` for a chain, the depth of a tree."""
     ...
 
-  def propose(self, params: Any, state: Any, context: Context, gamma: int) -> tuple[Draft, Any]:
+  def init(self, params: Any, tokens_BL: Array, length_B: Array, bucket: int, features_BTF: Array | None) -> Any:
+    """State after the prompts.
+
+    Args:
+      params: weights.
+      tokens_BL: the prompts, which the first `bucket` slots (static) hold.
+      length_B: of the prompts.
+      features_BTF: what it reads of the target at the bucket's slots; those from the newest token on mean nothing.
+    """
+    ...
+
+  def propose(self, params: Any, state: Any, context: Context, gamma: int) -> tuple[AnyDraft, Any]:
     """Drafts up to `gamma` (static: the width of the draft) tokens per row."""
     ...
 
-  def observe(self, state: Any, length_B: Array) -> Any:
-    """Takes in the committed lengths after the step."""
+  def observe(self, state: Any, length_B: Array, features_BEF: Array | None) -> Any:
+    """Takes in what a step committed.
+
+    Args:
+      state: that `propose` returned.
+      length_B: committed tokens after the step.
+      features_BEF: what it reads of the target, at the token that was the newest before the step and at the `levels`
+        tokens after it; those from the newest token on mean nothing.
+    """
     ...
+
+
+class Stateless:
+  """What drafters of chains share that keep nothing between steps and read nothing of the target."""
+
+  reads = Reads.NOTHING
+
+  def levels(self, gamma: int) -> int:
+    return gamma
+
+  def init(self, params: Any, tokens_BL: Array, length_B: Array, bucket: int, features_BTF: Array | None) -> tuple[()]:
+    return ()
+
+  def observe(self, state: tuple[()], length_B: Array, features_BEF: Array | None) -> tuple[()]:
+    return state

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from specdec import rng
 from specdec.draft import Draft
-from specdec.drafters.protocol import Context
+from specdec.drafters.protocol import Context, Stateless
 
 
 @dataclasses.dataclass(frozen=True)
-class Simulated:
+class Simulated(Stateless):
   """Drafts the recorded continuation, each token spoiled with probability 1 - α.
 
   `params` is the recorded text [B, L] of the same prompts and seeds: then every tested token is kept with
@@ -30,15 +30,9 @@ class Simulated:
     if not 0 <= self.alpha <= 1:
       raise ValueError(f'alpha must lie in [0, 1], got {self.alpha}')
 
-  def init(self, params: Array, tokens_BL: Array, length_B: Array, bucket: int) -> tuple[()]:
-    return ()
-
   def propose(self, params: Array, state: tuple[()], context: Context, gamma: int) -> tuple[Draft, tuple[()]]:
     slots_BM = jnp.minimum(context.length_B[:, None] + jnp.arange(gamma), params.shape[1] - 1)
     recorded_BM = jnp.take_along_axis(params, slots_BM, axis=1)
     uniform_BM = rng.uniforms(context.row_key_B, context.length_B, gamma, rng.Purpose.DRAFT)
     spoiled_BM = jnp.where(recorded_BM == 0, 1, 0)
     return Draft(jnp.where(uniform_BM < self.alpha, recorded_BM, spoiled_BM), None, context.gamma_B), state
-
-  def observe(self, state: tuple[()], length_B: Array) -> tuple[()]:
-    return state
