@@ -122,6 +122,12 @@ class Engine:
     if self.adaptive and len(self.adaptive.verify_cost) != self.gamma + 1:
       raise ValueError(f'adaptive gamma needs verify costs for widths 1..{self.gamma + 1}, '
                        f'got {len(self.adaptive.verify_cost)}')
+    if self.drafter.is_tree and not self.rule.trees:
+      raise ValueError(f"the rule {self.rule.name!r} judges chains, {self.drafter.name!r} drafts trees: use "
+                       "'multiround' or 'coupled'")
+    if self.drafter.draws and not self.rule.laws:
+      raise ValueError(f"the rule {self.rule.name!r} judges point masses, {self.drafter.name!r} draws its tokens: use "
+                       "'rejection', 'block', 'multiround' or 'coupled'")
     if self.adaptive and self.levels != self.gamma:
       raise ValueError('adaptive gamma is for chains: a tree has its shape')
 

@@ -6,7 +6,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from specdec import rng
-from specdec.draft import AnyDraft, Draft, Verdict, law_at, prob_of
+from specdec.draft import Draft, Verdict, law_at, prob_of
 
 
 def _shares(draft: Draft, target_probs_BTV: Array) -> Array:
@@ -62,11 +62,10 @@ class Block:
   name = 'block'
   lossless = True
   draft_purpose = rng.Purpose.DRAFT
+  trees, laws = False, True
   by_step = True
 
-  def __call__(self, row_key_B: Array, position_B: Array, draft: AnyDraft, target_probs_BTV: Array) -> Verdict:
-    if not isinstance(draft, Draft):
-      raise ValueError("the rule 'block' judges chains: use 'multiround' or 'coupled' for a tree")
+  def __call__(self, row_key_B: Array, position_B: Array, draft: Draft, target_probs_BTV: Array) -> Verdict:
     uniform_BM = rng.uniforms(row_key_B, position_B, draft.width, rng.Purpose.ACCEPT)
     num_accepted_B = num_accepted(uniform_BM, draft, target_probs_BTV)
     law_BV = next_law(draft, target_probs_BTV, num_accepted_B)

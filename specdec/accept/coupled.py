@@ -26,6 +26,7 @@ class Coupled:
   name = 'coupled'
   lossless = True
   draft_purpose = rng.Purpose.SHARED
+  trees, laws = True, True
   by_step = False
 
   def __call__(self, row_key_B: Array, position_B: Array, draft: AnyDraft, target_probs_BTV: Array) -> Verdict:

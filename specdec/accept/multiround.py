@@ -96,6 +96,7 @@ class Multiround:
   name = 'multiround'
   lossless = True
   draft_purpose = rng.Purpose.DRAFT
+  trees, laws = True, True
   by_step = False
 
   def __call__(self, row_key_B: Array, position_B: Array, draft: AnyDraft, target_probs_BTV: Array) -> Verdict:

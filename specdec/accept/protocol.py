@@ -15,12 +15,15 @@ class AcceptRule(Protocol):
     name: as configs name it.
     lossless: whether the emitted tokens follow the target's law exactly.
     draft_purpose: which noise a drafter must draw its tokens with.
+    trees, laws: whether it judges trees, and tokens that were drawn from a law; all judge chains of point masses.
     by_step: whether it looks past the first rejected token, so that no noise may be drawn twice.
   """
 
   name: str
   lossless: bool
   draft_purpose: Purpose
+  trees: bool
+  laws: bool
   by_step: bool
 
   def __call__(self, row_key_B: Array, position_B: Array, draft: AnyDraft, target_probs_BTV: Array) -> Verdict:
@@ -31,8 +34,5 @@ class AcceptRule(Protocol):
       position_B: position in the text of the first drafted token.
       draft: M drafted tokens per row.
       target_probs_BTV: T = M + 1 laws; law i follows the first i drafted tokens, in a tree node i - 1 and all above.
-
-    Raises:
-      ValueError: a draft that this rule cannot judge; says which rule can.
     """
     ...

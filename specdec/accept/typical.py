@@ -28,6 +28,7 @@ class Typical:
   name = 'typical'
   lossless = False
   draft_purpose = rng.Purpose.DRAFT
+  trees, laws = True, False
   by_step = False
 
   def threshold(self, target_probs_BTV: Array) -> Array:
@@ -36,12 +37,7 @@ class Typical:
     return jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy_BT))
 
   def __call__(self, row_key_B: Array, position_B: Array, draft: AnyDraft, target_probs_BTV: Array) -> Verdict:
-    if isinstance(draft, Draft):
-      if draft.probs_BMV is not None:
-        raise ValueError("the rule 'typical' judges point masses: use it with heads or lookup")
-      tree = TreeDraft.of_chain(draft)
-    else:
-      tree = draft
+    tree = TreeDraft.of_chain(draft) if isinstance(draft, Draft) else draft
     batch = target_probs_BTV.shape[0]
     prob_BM = target_probs_BTV[jnp.arange(batch)[:, None], tree.parents_BM, tree.tokens_BM]
     hit_BM = prob_BM > at_parent(self.threshold(target_probs_BTV), tree)

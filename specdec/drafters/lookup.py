@@ -10,18 +10,17 @@ from specdec.draft import Draft
 from specdec.drafters.protocol import Context, Stateless
 
 
-def find_continuation(tokens_BL: Array, length_B: Array, *, min_ngram: int, max_ngram: int, num_tokens: int,
-                      latest: bool, partial: bool) -> tuple[Array, Array]:
-  """Where the continuation of the last n-gram's match starts, and whether there is one, both [B].
+def match_lengths(tokens_BL: Array, length_B: Array, *, min_ngram: int, max_ngram: int, num_tokens: int,
+                  partial: bool) -> Array:
+  """[B, L]: of the n-grams that end the text, the longest that also stands right before this slot; 0 where none does.
 
-  The longest n-gram with a match wins; among its matches the earliest (or latest). Prompt and output are searched
-  alike. With `partial` the continuation may run into the end of the text; without, all `num_tokens` must lie
-  inside it, and it starts before the n-gram itself does (the reference rule).
+  Prompt and output are searched alike. With `partial` the continuation, which starts at the slot, may run into the end
+  of the text; without, all `num_tokens` must lie inside it, and it starts before the n-gram itself does (the
+  reference rule).
   """
   slots_L = jnp.arange(tokens_BL.shape[1])
   length_B1 = length_B[:, None]
-  start_B = jnp.zeros_like(length_B)
-  found_B = jnp.zeros(length_B.shape, bool)
+  longest_BL = jnp.zeros(tokens_BL.shape, jnp.int32)
   matches_BL = jnp.ones(tokens_BL.shape, bool)  # the n tokens before this slot equal the last n tokens
   for n in range(1, max_ngram + 1):
     last_B1 = jnp.take_along_axis(tokens_BL, jnp.maximum(length_B1 - n, 0), axis=1)
@@ -32,14 +31,23 @@ def find_continuation(tokens_BL: Array, length_B: Array, *, min_ngram: int, max_
     inside_BL = slots_L < length_B1
     if not partial:
       inside_BL = (slots_L + num_tokens <= length_B1) & (slots_L < length_B1 - n)
-    usable_BL = matches_BL & inside_BL
-    hit_B = jnp.any(usable_BL, axis=1)
-    first_B = jnp.argmax(usable_BL, axis=1)
-    if latest:
-      first_B = tokens_BL.shape[1] - 1 - jnp.argmax(usable_BL[:, ::-1], axis=1)
-    start_B = jnp.where(hit_B, first_B, start_B)
-    found_B |= hit_B
-  return start_B, found_B
+    longest_BL = jnp.where(matches_BL & inside_BL, n, longest_BL)
+  return longest_BL
+
+
+def find_continuation(longest_BL: Array, latest: bool) -> tuple[Array, Array]:
+  """The slot with the longest match, the earliest (or latest) of several, and whether there is a match, both [B]."""
+  capacity = longest_BL.shape[1]
+  slots_L = jnp.arange(capacity)
+  rank_BL = longest_BL * capacity + (slots_L if latest else capacity - 1 - slots_L)
+  start_B = jnp.argmax(rank_BL, axis=1).astype(jnp.int32)
+  return start_B, jnp.any(longest_BL > 0, axis=1)
+
+
+def continuation(tokens_BL: Array, start_B: Array, num_tokens: int) -> Array:
+  """[B, num_tokens]: the text from `start` on; the last slot again past the end of the buffer."""
+  slots_BM = jnp.minimum(start_B[:, None] + jnp.arange(num_tokens), tokens_BL.shape[1] - 1)
+  return jnp.take_along_axis(tokens_BL, slots_BM, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +71,13 @@ class Lookup(Stateless):
     if not 1 <= self.min_ngram <= self.max_ngram:
       raise ValueError(f'need 1 <= min_ngram <= max_ngram, got {self.min_ngram} and {self.max_ngram}')
 
+  def matches(self, context: Context, num_tokens: int) -> Array:
+    """[B, L]: see `match_lengths`."""
+    return match_lengths(context.tokens_BL, context.length_B, min_ngram=self.min_ngram, max_ngram=self.max_ngram,
+                         num_tokens=num_tokens, partial=self.partial)
+
   def propose(self, params: Any, state: tuple[()], context: Context, gamma: int) -> tuple[Draft, tuple[()]]:
-    start_B, found_B = find_continuation(
-        context.tokens_BL, context.length_B, min_ngram=self.min_ngram, max_ngram=self.max_ngram, num_tokens=gamma,
-        latest=self.latest, partial=self.partial)
-    slots_BM = start_B[:, None] + jnp.arange(gamma)
-    tokens_BM = jnp.take_along_axis(context.tokens_BL, jnp.minimum(slots_BM, context.tokens_BL.shape[1] - 1), axis=1)
+    start_B, found_B = find_continuation(self.matches(context, gamma), self.latest)
+    tokens_BM = continuation(context.tokens_BL, start_B, gamma)
     available_B = jnp.minimum(context.length_B - start_B, context.gamma_B)
     return Draft(tokens_BM, None, jnp.where(found_B, available_B, 0)), state

@@ -59,6 +59,7 @@ class Model:
 
   name = 'model'
   reads = Reads.NOTHING
+  is_tree, draws = False, True
 
   def levels(self, gamma: int) -> int:
     return gamma

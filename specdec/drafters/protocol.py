@@ -41,9 +41,13 @@ class Drafter(Protocol):
   Attributes:
     name: as configs name it.
     reads: which vectors of the target it wants to see.
+    is_tree: whether it drafts trees; else chains.
+    draws: whether it draws tokens from a law; else all are point masses.
   """
 
   name: str
+  is_tree: bool
+  draws: bool
   reads: Reads
 
   def levels(self, gamma: int) -> int:
@@ -78,9 +82,10 @@ class Drafter(Protocol):
 
 
 class Stateless:
-  """What drafters of chains share that keep nothing between steps and read nothing of the target."""
+  """What drafters share that copy, keep nothing between steps and read nothing of the target."""
 
   reads = Reads.NOTHING
+  is_tree, draws = False, False
 
   def levels(self, gamma: int) -> int:
     return gamma
