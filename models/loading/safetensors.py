@@ -19,6 +19,7 @@ ITEM_BYTES = {
     'BOOL': 1, 'U8': 1, 'I8': 1, 'F8_E5M2': 1, 'F8_E4M3': 1, 'F8_E8M0': 1, 'I16': 2, 'U16': 2, 'F16': 2, 'BF16': 2,
     'I32': 4, 'U32': 4, 'F32': 4, 'F64': 8, 'I64': 8, 'U64': 8, 'C64': 8}
 FLOATS = {'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}
+NAMES = {np.dtype(kind).name: name for name, kind in FLOATS.items()} | {'int64': 'I64', 'bool': 'BOOL'}
 MAX_HEADER = 100_000_000
 
 
@@ -140,18 +141,18 @@ def _read_shards(directory: Path, index: Path) -> dict[str, TensorEntry]:
 
 
 class SafetensorsDirectory:
-  """The weights of a Hugging Face directory.
+  """The weights of a Hugging Face directory, or of one file.
 
   Attributes:
-    path: of the directory.
+    path: of the directory or file.
     shapes: tensor name -> shape.
   """
 
   def __init__(self, path: str | os.PathLike):
     self.path = Path(path)
     single, index = self.path / 'model.safetensors', self.path / 'model.safetensors.index.json'
-    if single.is_file():
-      self._entries = read_header(single)
+    if self.path.is_file() or single.is_file():
+      self._entries = read_header(self.path if self.path.is_file() else single)
     elif index.is_file():
       self._entries = _read_shards(self.path, index)
     else:
@@ -173,3 +174,25 @@ class SafetensorsDirectory:
       file.seek(entry.start)
       data = np.fromfile(file, FLOATS[entry.dtype], math.prod(entry.shape))
     return data.reshape(entry.shape)
+
+
+def write_safetensors(path: str | os.PathLike, tensors: dict[str, np.ndarray]):
+  """Writes one file, tensors in the order of the dictionary and in their own dtypes.
+
+  Raises:
+    InputError: if the file cannot be written.
+  """
+  header, end = {}, 0
+  for name, tensor in tensors.items():
+    offsets = [end, end + tensor.nbytes]
+    header[name] = {'dtype': NAMES[tensor.dtype.name], 'shape': tensor.shape, 'data_offsets': offsets}
+    end = offsets[1]
+  raw = json.dumps(header, separators=(',', ':')).encode()
+  raw += b' ' * (-len(raw) % 8)
+  try:
+    with open(path, 'wb') as file:
+      file.write(len(raw).to_bytes(8, 'little') + raw)
+      for tensor in tensors.values():
+        file.write(np.ascontiguousarray(tensor).tobytes())
+  except OSError as error:
+    raise InputError(f'{path} cannot be written: {error.strerror}') from None
