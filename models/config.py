@@ -176,3 +176,28 @@ class DecoderConfig:
         vocab_size=13, width=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, ff_width=64,
         max_positions=512)
     return cls(**(fields | changes))
+
+
+@dataclasses.dataclass(frozen=True)
+class MedusaConfig:
+  """Heads on the target's last vector (Cai et al., 2024, Medusa): head k guesses the token k places past the next.
+
+  Attributes:
+    num_heads: K.
+    num_layers: residual blocks of each head.
+    width, vocab_size: the target's D and V.
+    own_head: whether each head has an LM head of its own; else all share the target's.
+    dtype: of the weights and of what they work on.
+  """
+
+  num_heads: int
+  width: int
+  vocab_size: int
+  num_layers: int = 1
+  own_head: bool = True
+  dtype: str = 'float32'
+
+  def __post_init__(self):
+    for name in ('num_heads', 'width', 'vocab_size', 'num_layers'):
+      if getattr(self, name) < 1:
+        raise InputError(f'{name}={getattr(self, name)} must be positive')

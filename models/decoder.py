@@ -59,6 +59,11 @@ class Decoder(nnx.Module):
   def takes_trees(self) -> bool:
     return self.config.positions == 'rope'  # relative distances count slots
 
+  @property
+  def lm_head(self) -> Array:
+    """[V, D]: what heads borrow of this model."""
+    return (self.embed if self.head is None else self.head).get_value()
+
   def init_cache(self, batch: int, capacity: int) -> KVCache:
     """An empty cache; with relative positions it holds the projected distances (Dai et al., 2019)."""
     config = self.config
@@ -93,8 +98,7 @@ class Decoder(nnx.Module):
   def logits(self, hidden_BRD: Array) -> Array:
     """The LM head on vectors after the final norm, [B, R, V] float32."""
     with jax.named_scope('lm_head'):
-      head = self.embed if self.head is None else self.head
-      logits_BRV = output_major('VD,BRD->VBR', head[...], hidden_BRD, preferred_element_type=jnp.float32)
+      logits_BRV = output_major('VD,BRD->VBR', self.lm_head, hidden_BRD, preferred_element_type=jnp.float32)
       if not self.config.split:
         return whole(logits_BRV)
       return gather_last(logits_BRV)  # one gather here, instead of a reduction over devices in every halving of top-p

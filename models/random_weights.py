@@ -1,5 +1,7 @@
 """Models with random weights, made where they will lie: no device and no host ever holds more than its part."""
 
+from collections.abc import Callable
+
 from flax import nnx
 import jax
 from jax.sharding import Mesh
@@ -25,3 +27,11 @@ def random_decoder(config: DecoderConfig, seed: int, mesh: Mesh | None = None) -
 
   places = shardings(nnx.from_flat_state(leaves.items()), mesh, config.split)
   return nnx.merge(graph, jax.jit(make, out_shardings=places)())
+
+
+def new_module(make: Callable[[], nnx.Module], mesh: Mesh | None = None) -> nnx.Module:
+  """What `make` builds, such as heads: every parameter by itself where the table of `models.sharding` puts it."""
+  if mesh is None:
+    return make()
+  graph, abstract = nnx.split(nnx.eval_shape(make))
+  return nnx.merge(graph, jax.jit(lambda: nnx.state(make()), out_shardings=shardings(abstract, mesh))())

@@ -25,6 +25,7 @@ PARAMETERS = {
     'embed': 'VD', 'head': 'VD', 'final_norm': 'D', 'attn_norm': 'D', 'mlp_norm': 'D',
     'qkv': 'KXHD', 'qkv_bias': 'KXH', 'q_norm': 'H', 'k_norm': 'H', 'out': 'DQ',
     'relative': 'DNH', 'content_bias': 'NH', 'position_bias': 'NH', 'up': 'FD', 'down': 'DF',
+    'residual': 'FD', 'residual_bias': 'F',
 }
 
 
