@@ -40,6 +40,10 @@ class TableModel:
     return cls(jnp.asarray(np.pad(law, (0, num_padding), constant_values=padding_weight), jnp.float32))
 
   @property
+  def takes_trees(self) -> bool:
+    return True
+
+  @property
   def vocab_size(self) -> int:
     return self.weights.shape[-1]
 

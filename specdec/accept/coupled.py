@@ -19,6 +19,13 @@ def choices(noise_BTV: Array, target_probs_BTV: Array) -> Array:
   return rng.gumbel_max(target_probs_BTV, noise_BTV)
 
 
+def noise_of_rows(noise_BLV: Array, draft: AnyDraft) -> Array:
+  """[B, T, V] from the noise of each position: all rows of a level of a tree stand at the same one."""
+  if not isinstance(draft, TreeDraft):
+    return noise_BLV
+  return jnp.take_along_axis(noise_BLV, row_depths(draft)[..., None], axis=1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Coupled:
   """Lossless; keeps a token with probability at least (1 - TV) / (1 + TV)."""
@@ -31,9 +38,7 @@ class Coupled:
 
   def __call__(self, row_key_B: Array, position_B: Array, draft: AnyDraft, target_probs_BTV: Array) -> Verdict:
     width, vocab = target_probs_BTV.shape[1:]
-    is_tree = isinstance(draft, TreeDraft)
-    noise_BTV = jnp.stack([rng.gumbels(row_key_B, position_B + i, vocab, rng.Purpose.SHARED)
-                           for i in range(draft.levels + 1 if is_tree else width)], axis=1)
-    if is_tree:  # all rows of a level stand at the same position
-      noise_BTV = jnp.take_along_axis(noise_BTV, row_depths(draft)[..., None], axis=1)
-    return match(choices(noise_BTV, target_probs_BTV), draft)
+    num_positions = draft.levels + 1 if isinstance(draft, TreeDraft) else width
+    noise_BLV = jnp.stack([rng.gumbels(row_key_B, position_B + i, vocab, rng.Purpose.SHARED)
+                           for i in range(num_positions)], axis=1)
+    return match(choices(noise_of_rows(noise_BLV, draft), target_probs_BTV), draft)

@@ -8,7 +8,6 @@ was not drawn is a point mass: it is kept with probability p, and if refused it 
 
 import dataclasses
 
-from flax import struct
 import jax
 from jax import Array
 import jax.numpy as jnp
@@ -22,7 +21,8 @@ from specdec.tree import rows_to
 from specdec.wide import invert_cdf
 
 
-@struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Walk:
   """Where the test stands.
 
@@ -84,6 +84,12 @@ def _normed(law_BV: Array, otherwise_BV: Array) -> Array:
   return jnp.where(total_B1 > 0, law_BV / jnp.where(total_B1 > 0, total_B1, 1), otherwise_BV)
 
 
+def match_drawn(uniform_BL: Array, draft: TreeDraft, target_probs_BTV: Array) -> Verdict:
+  """The test of point masses: with the uniform of its depth the target draws at each row, and the tree is matched."""
+  uniform_BT = jnp.take_along_axis(uniform_BL, row_depths(draft), axis=1)
+  return match_tree(invert_cdf(target_probs_BTV, uniform_BT), draft)
+
+
 @dataclasses.dataclass(frozen=True)
 class Multiround:
   """Lossless for every tree whose children are point masses or drawn from the laws it carries; a chain is one child
@@ -103,9 +109,8 @@ class Multiround:
     if isinstance(draft, Draft):
       return Rejection()(row_key_B, position_B, draft, target_probs_BTV)
     if draft.laws_BRV is None:
-      uniform_BP = rng.uniforms(row_key_B, position_B, draft.levels + 1, rng.Purpose.EMIT)
-      uniform_BT = jnp.take_along_axis(uniform_BP, row_depths(draft), axis=1)
-      return match_tree(invert_cdf(target_probs_BTV, uniform_BT), draft)
+      uniform_BL = rng.uniforms(row_key_B, position_B, draft.levels + 1, rng.Purpose.EMIT)
+      return match_drawn(uniform_BL, draft, target_probs_BTV)
     uniform_BPK = rng.uniforms(row_key_B, position_B, draft.levels, rng.Purpose.ACCEPT, each=draft.branching)
     end = walk(uniform_BPK, draft, target_probs_BTV)
     next_B = rng.draw(row_key_B, position_B + end.depth_B, end.law_BV, rng.Purpose.EMIT)
