@@ -91,13 +91,14 @@ class Attention(nnx.Module):
   """Queries, keys and values come from one fused weight, grouped by kv head: [K, G + 2, H, D].
 
   Of the G + 2 slices of a kv head the first G are its queries, then come its key and its value, so that
-  sharding the K axis keeps every group whole.
+  sharding the K axis keeps every group whole. What they are made of may be wider than the output (`input_width`).
   """
 
-  def __init__(self, config: DecoderConfig, layer: int, rngs: nnx.Rngs):
+  def __init__(self, config: DecoderConfig, layer: int, rngs: nnx.Rngs, input_width: int | None = None):
     self.config, self.layer = config, layer
     groups = (config.num_kv_heads, config.group_size + 2, config.head_dim)
-    self.qkv = init_weight(rngs, (*groups, config.width), config.width, config.dtype)
+    input_width = input_width or config.width
+    self.qkv = init_weight(rngs, (*groups, input_width), input_width, config.dtype)
     mixed = config.num_heads * config.head_dim
     self.out = init_weight(rngs, (config.width, mixed), mixed, config.dtype)
     self.qkv_bias = nnx.Param(jnp.zeros(groups, config.dtype)) if config.qkv_bias else None

@@ -201,3 +201,54 @@ class MedusaConfig:
     for name in ('num_heads', 'width', 'vocab_size', 'num_layers'):
       if getattr(self, name) < 1:
         raise InputError(f'{name}={getattr(self, name)} must be positive')
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleConfig:
+  """A head that guesses the target's next feature vector from the last ones and the tokens after them (Li et al., 2024
+  and 2025, EAGLE).
+
+  Attributes:
+    decoder: of the one layer; its `vocab_size` is the target's.
+    version: 1 for EAGLE-1 and -2: features are the vectors before the target's LM head, which is borrowed; 3 for
+      EAGLE-3: features are the outputs of several layers, and the LM head is the head's own.
+    draft_vocab: U, so many of the target's tokens can be drafted (Zhao et al., 2025, FR-Spec); None is all V.
+    fc_bias: whether the projection to the layer's width has a bias.
+    feature_width: of a feature; 0 is the layer's width, for version 3 three times that.
+    own_embedding: whether tokens are embedded by the head's own table; else by the target's.
+  """
+
+  decoder: DecoderConfig
+  version: int = 1
+  draft_vocab: int | None = None
+  fc_bias: bool = False
+  feature_width: int = 0
+  own_embedding: bool = False
+
+  def __post_init__(self):
+    if self.version not in (1, 3):
+      raise InputError(f'version={self.version} of EAGLE is unknown: use 1 (for EAGLE-1 and EAGLE-2) or 3')
+    if self.decoder.num_layers != 1 or self.decoder.positions != 'rope':
+      raise InputError(f'an EAGLE head is one layer with rotary positions, not {self.decoder.num_layers} with '
+                       f'{self.decoder.positions} positions')
+    if self.draft_vocab is not None and not 1 <= self.draft_vocab <= self.decoder.vocab_size:
+      raise InputError(f'draft_vocab={self.draft_vocab} must lie in 1..{self.decoder.vocab_size}, the tokens of the '
+                       'target')
+    if self.version == 1 and self.features != self.decoder.width:
+      raise InputError(f'feature_width={self.feature_width}: an EAGLE-1 head is as wide as its features, '
+                       f'{self.decoder.width}')
+
+  @property
+  def features(self) -> int:
+    """Width of a feature as the target gives it."""
+    return self.feature_width or self.decoder.width * (3 if self.version == 3 else 1)
+
+  @property
+  def vocab(self) -> int:
+    """U, the tokens that can be drafted."""
+    return self.draft_vocab or self.decoder.vocab_size
+
+  @staticmethod
+  def published_taps(num_layers: int) -> tuple[int, int, int]:
+    """The layers whose outputs published EAGLE-3 heads read, in a target of `num_layers`: low, middle, high."""
+    return 1, num_layers // 2 - 1, num_layers - 4

@@ -26,6 +26,7 @@ PARAMETERS = {
     'qkv': 'KXHD', 'qkv_bias': 'KXH', 'q_norm': 'H', 'k_norm': 'H', 'out': 'DQ',
     'relative': 'DNH', 'content_bias': 'NH', 'position_bias': 'NH', 'up': 'FD', 'down': 'DF',
     'residual': 'FD', 'residual_bias': 'F',
+    'fc': 'FX', 'fc_bias': 'F', 'embed_norm': 'D', 'hidden_norm': 'D', 'draft_ids': 'U',
 }
 
 

@@ -65,7 +65,7 @@ def allowed(name: str, imported: str) -> bool:
     return under(imported, (*ARRAYS_ONLY, 'specdec.drafters.protocol'))
   if under(imported, ('specdec.training',)):
     return False
-  heads = ('models.heads',) if under(name, HEAD_DRAFTERS) else ()
+  heads = ('models.heads', 'models.eagle') if under(name, HEAD_DRAFTERS) else ()
   return under(imported, ('specdec', *OF_MODELS, *heads))
 
 

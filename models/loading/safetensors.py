@@ -19,7 +19,8 @@ ITEM_BYTES = {
     'BOOL': 1, 'U8': 1, 'I8': 1, 'F8_E5M2': 1, 'F8_E4M3': 1, 'F8_E8M0': 1, 'I16': 2, 'U16': 2, 'F16': 2, 'BF16': 2,
     'I32': 4, 'U32': 4, 'F32': 4, 'F64': 8, 'I64': 8, 'U64': 8, 'C64': 8}
 FLOATS = {'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}
-NAMES = {np.dtype(kind).name: name for name, kind in FLOATS.items()} | {'int64': 'I64', 'bool': 'BOOL'}
+OTHERS = {'I64': np.int64, 'I32': np.int32, 'BOOL': np.bool_}
+NAMES = {np.dtype(kind).name: name for name, kind in (FLOATS | OTHERS).items()}
 MAX_HEADER = 100_000_000
 
 
@@ -172,7 +173,7 @@ class SafetensorsDirectory:
     entry = self._entries[name]
     with open(entry.file, 'rb') as file:
       file.seek(entry.start)
-      data = np.fromfile(file, FLOATS[entry.dtype], math.prod(entry.shape))
+      data = np.fromfile(file, (FLOATS | OTHERS)[entry.dtype], math.prod(entry.shape))
     return data.reshape(entry.shape)
 
 
