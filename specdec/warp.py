@@ -48,6 +48,11 @@ class Sampling:
     return cls(jnp.float32(temperature), jnp.int32(np.clip(top_k or 0, 0, 2**31 - 1)),
                jnp.float32(max(top_p, smallest)))
 
+  @property
+  def greedy(self) -> Array:
+    """Whether laws are one-hot."""
+    return (self.temperature <= GREEDY_TEMPERATURE) | (self.top_k == 1)
+
 
 def warp(logits: Array, sampling: Sampling) -> Array:
   """The law [..., V] float32 that decoding with `sampling` draws from; the order is fixed (module docstring).
@@ -55,8 +60,7 @@ def warp(logits: Array, sampling: Sampling) -> Array:
   Where logits are NaN or +inf the whole law is NaN, so that one entry tells.
   """
   logits = logits.astype(jnp.float32)
-  greedy = (sampling.temperature <= GREEDY_TEMPERATURE) | (sampling.top_k == 1)
-  return jax.lax.cond(greedy, _one_hot_of_max, lambda x: _sampled_law(x, sampling), logits)
+  return jax.lax.cond(sampling.greedy, _one_hot_of_max, lambda x: _sampled_law(x, sampling), logits)
 
 
 def _one_hot_of_max(logits: Array) -> Array:
