@@ -44,16 +44,15 @@ def walk(uniform_BPK: Array, draft: TreeDraft, target_probs_BTV: Array) -> Walk:
   batch, vocab = target_probs_BTV.shape[0], target_probs_BTV.shape[-1]
   row_of_law = np.zeros(draft.width + 1, np.int32)
   row_of_law[list(draft.internal)] = np.arange(len(draft.internal))
-  is_child_BTM = draft.parents_BM[:, None] == jnp.arange(draft.width + 1)[:, None]
-  order_BTM = jnp.cumsum(is_child_BTM, axis=-1)
+  turn_BM = turns(draft.parents_BM)
 
   def enter(row_B: Array) -> tuple[Array, Array]:
     return law_at(target_probs_BTV, row_B), law_at(draft.laws_BRV, jnp.asarray(row_of_law)[row_B])
 
   def try_child(turn: Array, state: Walk) -> Walk:
     depth, rank = turn // draft.branching, turn % draft.branching
-    is_it_BM = jnp.take_along_axis(is_child_BTM & (order_BTM == rank + 1), state.row_B[:, None, None], axis=1)[:, 0]
-    node_B = jnp.argmax(is_it_BM, axis=1)
+    is_it_BM = (draft.parents_BM == state.row_B[:, None]) & (turn_BM == rank)
+    node_B = jnp.argmax(is_it_BM, axis=1).astype(jnp.int32)
     token_B1 = jnp.take_along_axis(draft.tokens_BM, node_B[:, None], axis=1)
     is_drawn_B = node_B < draft.num_drawn
     point_BV = (jnp.arange(vocab) == token_B1).astype(state.law_BV.dtype)
@@ -63,11 +62,10 @@ def walk(uniform_BPK: Array, draft: TreeDraft, target_probs_BTV: Array) -> Walk:
     is_there_B = jnp.any(is_it_BM, axis=1) & (draft.count_B > 0) & (state.depth_B == depth) & (at_token(child_BV) > 0)
     kept_B = is_there_B & (uniform_BPK[:, depth, rank] * at_token(child_BV) < at_token(state.law_BV))
     refused_B1 = (is_there_B & ~kept_B)[:, None]
-    law_BV = jnp.where(refused_B1, _normed(state.law_BV - child_BV, state.law_BV), state.law_BV)
+    law_BV = jnp.where(refused_B1, residual(state.law_BV, child_BV), state.law_BV)
     drawn_BV = state.drawn_BV
     if not draft.replacement:
-      left_BV = _normed(jnp.where(point_BV > 0, 0, drawn_BV), jnp.zeros_like(drawn_BV))
-      drawn_BV = jnp.where(refused_B1 & is_drawn_B[:, None], left_BV, drawn_BV)
+      drawn_BV = jnp.where(refused_B1 & is_drawn_B[:, None], left_over(drawn_BV, point_BV > 0), drawn_BV)
     row_B = jnp.where(kept_B, node_B + 1, state.row_B)
     target_BV, fresh_BV = enter(row_B)
     return Walk(row_B, jnp.where(kept_B[:, None], target_BV, law_BV),
@@ -75,6 +73,22 @@ def walk(uniform_BPK: Array, draft: TreeDraft, target_probs_BTV: Array) -> Walk:
 
   zeros_B = jnp.zeros((batch,), jnp.int32)
   return jax.lax.fori_loop(0, draft.levels * draft.branching, try_child, Walk(zeros_B, *enter(zeros_B), zeros_B))
+
+
+def turns(parents_BM: Array) -> Array:
+  """[B, M]: how many siblings are tried before each node; they are tried in the order in which they were drafted."""
+  siblings_BMM = parents_BM[:, :, None] == parents_BM[:, None]
+  return jnp.sum(jnp.tril(siblings_BMM, -1), axis=-1)
+
+
+def residual(law_BV: Array, child_BV: Array) -> Array:
+  """What is left of the target's law after a child of that law was refused."""
+  return _normed(law_BV - child_BV, law_BV)
+
+
+def left_over(drawn_BV: Array, is_child_BV: Array) -> Array:
+  """The law of the next child that is drawn without replacement."""
+  return _normed(jnp.where(is_child_BV, 0, drawn_BV), jnp.zeros_like(drawn_BV))
 
 
 def _normed(law_BV: Array, otherwise_BV: Array) -> Array:
