@@ -1,5 +1,7 @@
 """Drafters: where drafted tokens come from."""
 
+from specdec.drafters.dynamic_tree import Dynamic
+from specdec.drafters.eagle import Eagle
 from specdec.drafters.empty import Empty
 from specdec.drafters.hybrid import Hybrid
 from specdec.drafters.lookup import Lookup
@@ -9,4 +11,4 @@ from specdec.drafters.model import Model
 from specdec.drafters.protocol import Drafter
 from specdec.drafters.simulated import Simulated
 
-__all__ = ['Drafter', 'Empty', 'Hybrid', 'Lookup', 'LookupTree', 'Medusa', 'MedusaParams', 'Model', 'Simulated']
+__all__ = ['Drafter', 'Dynamic', 'Eagle', 'Empty', 'Hybrid', 'Lookup', 'LookupTree', 'Medusa', 'MedusaParams', 'Model', 'Simulated']
