@@ -11,4 +11,6 @@ from specdec.drafters.model import Model
 from specdec.drafters.protocol import Drafter
 from specdec.drafters.simulated import Simulated
 
-__all__ = ['Drafter', 'Dynamic', 'Eagle', 'Empty', 'Hybrid', 'Lookup', 'LookupTree', 'Medusa', 'MedusaParams', 'Model', 'Simulated']
+__all__ = [
+    'Drafter', 'Dynamic', 'Eagle', 'Empty', 'Hybrid', 'Lookup', 'LookupTree', 'Medusa', 'MedusaParams', 'Model',
+    'Simulated']
