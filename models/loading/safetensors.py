@@ -169,8 +169,14 @@ class SafetensorsDirectory:
     return None if dtype in FLOATS else f'dtype {dtype} is not supported for weights'
 
   def read(self, name: str) -> np.ndarray:
-    """The tensor, in the dtype of the file."""
+    """The tensor, in the dtype of the file.
+
+    Raises:
+      InputError: a dtype that is neither that of a weight nor that of an index.
+    """
     entry = self._entries[name]
+    if entry.dtype not in FLOATS | OTHERS:
+      raise InputError(f'{entry.file}: tensor {name!r} has the dtype {entry.dtype}, which is not supported')
     with open(entry.file, 'rb') as file:
       file.seek(entry.start)
       data = np.fromfile(file, (FLOATS | OTHERS)[entry.dtype], math.prod(entry.shape))

@@ -1,0 +1,253 @@
+"""EAGLE heads as they are published, and ours in the same layout.
+
+    config.json             of a Llama of one layer; besides: bias (version 1), draft_vocab_size and, if it is not
+                            hidden_size, target_hidden_size (version 3)
+    model.safetensors       or pytorch_model.bin, whole or in parts
+
+Version 1 (EAGLE-1 and EAGLE-2) calls its layer `layers.0` and projects by `fc`; version 3 calls it `midlayer`, and has
+`norm` and `lm_head` of its own. A vocabulary of U of V tokens comes with a map: `d2t` [U] holds what is to be added to
+an id of the draft to make it the target's, `t2d` [V] which tokens of the target there are. Ours has the map in version
+1 too. `embed_tokens`, where it is there, repeats the target's embedding, or is read as the head's own.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+from flax import nnx
+import jax.numpy as jnp
+from jax.sharding import Mesh
+import numpy as np
+
+from models.config import EagleConfig
+from models.decoder import Decoder
+from models.eagle import EagleHead
+from models.errors import InputError
+from models.kv_heads import repeat_kv_heads, with_repeats
+from models.loading.export import hf_config as to_hf_config
+from models.loading.hf_config import Fields, decoder_config
+from models.loading.load import float_dtype, place
+from models.loading.name_maps import BUFFERS, Assignment, Rule, TensorFile, fused_qkv, gate_and_up
+from models.loading.safetensors import SafetensorsDirectory, read_json, write_safetensors
+from models.loading.torch_file import TorchFile
+from models.sharding import sharding_of
+
+LAYER = {1: 'layers.0', 3: 'midlayer'}
+EMBEDDING, TO_TARGET, IN_DRAFT = 'embed_tokens.weight', 'd2t', 't2d'
+RULES = {rule.path: rule for rule in (
+    Rule('fc', ('fc.weight',), (), columns=1),
+    Rule('fc_bias', ('fc.bias',), ()),
+    Rule('layer.attn.qkv', tuple(f'{{}}.self_attn.{part}_proj.weight' for part in 'qkv'), (), fused_qkv, columns=1),
+    Rule('layer.attn.qkv_bias', tuple(f'{{}}.self_attn.{part}_proj.bias' for part in 'qkv'), (), fused_qkv),
+    Rule('layer.attn.q_norm', ('{}.self_attn.q_norm.weight',), ()),
+    Rule('layer.attn.k_norm', ('{}.self_attn.k_norm.weight',), ()),
+    Rule('layer.attn.out', ('{}.self_attn.o_proj.weight',), (), columns=1),
+    Rule('layer.mlp_norm', ('{}.post_attention_layernorm.weight',), ()),
+    Rule('layer.mlp.up', ('{}.mlp.gate_proj.weight', '{}.mlp.up_proj.weight'), (), gate_and_up, columns=1),
+    Rule('layer.mlp.down', ('{}.mlp.down_proj.weight',), (), columns=1),
+    Rule('embed', (EMBEDDING,), (), columns=1),
+    Rule('embed_norm', ('{}.input_layernorm.weight',), ()),
+    Rule('hidden_norm', ('{}.hidden_norm.weight',), ()),
+    Rule('final_norm', ('norm.weight',), ()),
+    Rule('head', ('lm_head.weight',), (), columns=1),
+)}
+
+
+def load_eagle(path: str | os.PathLike, target: Decoder, dtype: str = 'float32', mesh: Mesh | None = None,
+               **decoder_changes) -> EagleHead:
+  """Reads the head made for a target; all tensors are checked before one is read.
+
+  Args:
+    path: a directory as above.
+    target: its sizes must fit, and its embedding is borrowed.
+    dtype: of the parameters, whatever the file holds.
+    mesh: where the parameters go; None is the default device.
+    **decoder_changes: fields of `DecoderConfig` to replace.
+
+  Raises:
+    InputError: one line that names the file and the tensor or field at fault.
+  """
+  path = Path(path)
+  source = open_head(path)
+  config = read_config(path, source, target)
+  config = dataclasses.replace(
+      config, decoder=dataclasses.replace(config.decoder, dtype=float_dtype(dtype), **decoder_changes))
+  plan = _plan(source, config)
+  ids = read_draft_ids(source, config)
+  decoder, times = with_repeats(config.decoder, mesh)
+  graph, abstract = nnx.split(nnx.eval_shape(lambda: EagleHead(dataclasses.replace(config, decoder=decoder),
+                                                               nnx.Rngs(0))))
+  leaves = dict(nnx.to_flat_state(abstract))
+  put = lambda path, x: place(x, None if mesh is None else sharding_of(mesh, decoder.split)(path, x.shape))
+  for param_path, assignment in plan.items():
+    parameter = repeat_kv_heads(param_path, assignment.read(source, np.dtype(config.decoder.dtype)), times)
+    leaves[param_path] = leaves[param_path].replace(put(param_path, parameter))
+  if ids is not None:
+    leaves['draft_ids',] = leaves['draft_ids',].replace(put(('draft_ids',), ids))
+  return nnx.merge(graph, nnx.from_flat_state(leaves.items()))
+
+
+def save_eagle(head: EagleHead, directory: str | os.PathLike):
+  """Writes config.json and model.safetensors, in the dtype of the parameters.
+
+  Raises:
+    InputError: if the directory cannot be written, or the layout has no such head.
+  """
+  directory, config = Path(directory), head.config
+  tensors = {}
+  for path, leaf in nnx.to_flat_state(nnx.state(head, nnx.Param)):
+    rule = RULES['.'.join(path)]
+    views = rule.views(np.asarray(leaf[...]))
+    for name, view in zip(rule.names('hf', LAYER[config.version]), views, strict=True):
+      tensors[name] = np.ascontiguousarray(view).reshape(rule.shape(view))
+  if head.draft_ids is not None:
+    ids = np.asarray(head.draft_ids[...], np.int64)
+    tensors[TO_TARGET] = ids - np.arange(config.vocab)
+    tensors[IN_DRAFT] = np.isin(np.arange(config.decoder.vocab_size), ids)
+  fields = to_hf_config(config.decoder) | dict(draft_vocab_size=config.vocab)
+  if config.version == 1:
+    fields['bias'] = config.fc_bias
+  else:
+    fields |= dict(architectures=['LlamaForCausalLMEagle3'], target_hidden_size=config.features // 3)
+  try:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
+  except OSError as error:
+    raise InputError(f'{directory} cannot be written: {error.strerror}') from None
+  write_safetensors(directory / 'model.safetensors', tensors)
+
+
+def open_head(path: Path) -> TensorFile:
+  """The weights in a directory.
+
+  Raises:
+    InputError: if there are none.
+  """
+  if not path.is_dir():
+    raise InputError(f'{path} is no directory with config.json and model.safetensors or pytorch_model.bin')
+  for name, kind in (('model.safetensors', SafetensorsDirectory), ('pytorch_model.bin', TorchFile)):
+    if any((path / f'{name}{end}').is_file() for end in ('', '.index.json')):
+      return kind(path)
+  raise InputError(f'{path} has neither model.safetensors nor pytorch_model.bin')
+
+
+def read_taps(path: str | os.PathLike, num_layers: int) -> tuple[int, ...]:
+  """Which layers of a target of `num_layers` the head reads: `taps` of the target's config, none for version 1.
+
+  Configs that name layers count what enters them, so that layer i there is the output of layer i - 1 here.
+
+  Raises:
+    InputError: layers that the target does not have.
+  """
+  path = Path(path)
+  if _version(open_head(path)) == 1:
+    return ()
+  fields = Fields(path / 'config.json', read_json(path / 'config.json')).sub('eagle_config')
+  name = 'eagle_aux_hidden_state_layer_ids'
+  taps = tuple(EagleConfig.published_taps(num_layers))
+  if name in fields.fields:
+    entered = fields.get(name, list)
+    if not all(type(layer) is int for layer in entered):
+      raise fields.fail(name, 'a list of layers is')
+    taps = tuple(sorted(layer - 1 for layer in entered))
+  if len(set(taps)) != 3 or min(taps) < 0 or max(taps) >= num_layers:
+    raise InputError(f'{path}: the head reads the outputs of layers {taps}, and the target has {num_layers} layers: '
+                     'use the head of this target')
+  return taps
+
+
+def _version(source: TensorFile) -> int:
+  for version, layer in LAYER.items():
+    if any(name.startswith(f'{layer}.') for name in source.shapes):
+      return version
+  raise InputError(f"{source.path} holds no EAGLE head: no tensor's name begins with 'layers.0.' or 'midlayer.'")
+
+
+def read_config(path: Path, source: TensorFile, target: Decoder) -> EagleConfig:
+  """What config.json and the tensors say, once it fits the target.
+
+  Raises:
+    InputError: if it does not.
+  """
+  version, file = _version(source), path / 'config.json'
+  fields, decoder = Fields(file, read_json(file)), decoder_config(path)
+  decoder = dataclasses.replace(decoder, num_layers=1, windows=decoder.windows[:1], tied_embedding=False)
+  theirs, its = target.config, fields.size('target_hidden_size', decoder.width)
+  if (decoder.vocab_size, its) != (theirs.vocab_size, theirs.width):
+    raise InputError(f'{file}: the head is made for a target with {decoder.vocab_size} tokens and vectors of {its}, '
+                     f'this one has {theirs.vocab_size} and {theirs.width}: use the head of this target')
+  has_bias = 'fc.bias' in source.shapes
+  if fields.get('bias', bool, has_bias) != has_bias:
+    raise fields.fail('bias', f"{source.path} has {'a' if has_bias else 'no'} tensor 'fc.bias'")
+  vocab = fields.size('draft_vocab_size', source.shapes.get(TO_TARGET, (decoder.vocab_size,))[0])
+  return EagleConfig(
+      decoder, version, draft_vocab=vocab if vocab != decoder.vocab_size else None, fc_bias=has_bias,
+      feature_width=3 * its if version == 3 else 0, own_embedding=_own_embedding(source, decoder.width, target))
+
+
+def _own_embedding(source: TensorFile, width: int, target: Decoder) -> bool:
+  """Whether the head embeds tokens by another table than the target."""
+  if EMBEDDING not in source.shapes:
+    return width != target.config.width  # then its own is missing, which is said with all that is
+  embed_VD = target.embed.get_value()
+  if source.shapes[EMBEDDING] != embed_VD.shape or source.problem(EMBEDDING):
+    return True
+  mine = place(source.read(EMBEDDING).astype(embed_VD.dtype), embed_VD.sharding)
+  return not bool(jnp.array_equal(mine, embed_VD))
+
+
+def _plan(source: TensorFile, config: EagleConfig) -> dict[tuple, Assignment]:
+  """Parameter path -> where it is read from, once every tensor is accounted for."""
+  abstract = nnx.eval_shape(lambda: EagleHead(config, nnx.Rngs(0)))
+  plan = {}
+  for path, leaf in nnx.to_flat_state(nnx.state(abstract, nnx.Param)):
+    rule = RULES['.'.join(path)]
+    plan[path] = Assignment(rule, rule.names('hf', LAYER[config.version]), leaf.shape)
+  wanted = {name: shape for assignment in plan.values() for name, shape in assignment.tensors()}
+  problems = list(_problems(source, wanted))
+  if problems:
+    more = f'; and {len(problems) - 3} more' if len(problems) > 3 else ''
+    raise InputError(f'{source.path} does not match its configuration ({len(problems)} tensors): '
+                     f'{"; ".join(problems[:3])}{more}')
+  return plan
+
+
+def _problems(source: TensorFile, wanted: dict[str, tuple[int, ...]]) -> Iterator[str]:
+  for name, shape in wanted.items():
+    if name not in source.shapes:
+      yield f'{name!r} is missing'
+    elif source.shapes[name] != shape:
+      yield f'{name!r} has shape {source.shapes[name]}, not {shape}'
+    elif not source.is_float(name) or source.problem(name):
+      yield f'{name!r} has no floating-point type that is supported'
+  for name in source.shapes:
+    if name not in (*wanted, EMBEDDING, TO_TARGET, IN_DRAFT) and not BUFFERS.search(name):
+      yield f'{name!r} is not part of a head'
+
+
+def read_draft_ids(source: TensorFile, config: EagleConfig) -> np.ndarray | None:
+  """[U] int32: the target's ids of the tokens that can be drafted; None for all.
+
+  Raises:
+    InputError: no map, or one that is none.
+  """
+  if config.draft_vocab is None:
+    return None
+  num_draft, num_tokens = config.vocab, config.decoder.vocab_size
+  if TO_TARGET not in source.shapes:
+    raise InputError(f'{source.path} drafts {num_draft} of {num_tokens} tokens, and has no tensor {TO_TARGET!r} that '
+                     'says which')
+  if source.shapes[TO_TARGET] != (num_draft,) or source.is_float(TO_TARGET):
+    raise InputError(f'{source.path}: {TO_TARGET!r} of shape {source.shapes[TO_TARGET]} is no map of {num_draft} '
+                     'tokens to integers')
+  ids = np.arange(num_draft) + source.read(TO_TARGET).astype(np.int64)
+  if ids[0] < 0 or ids[-1] >= num_tokens or (np.diff(ids) <= 0).any():
+    raise InputError(f'{source.path}: {TO_TARGET!r} does not map the tokens of the draft, in order, to {num_draft} of '
+                     f'{num_tokens} tokens of the target')
+  if IN_DRAFT in source.shapes:
+    known = np.isin(np.arange(num_tokens), ids)
+    if source.shapes[IN_DRAFT] != known.shape or (source.read(IN_DRAFT).astype(bool) != known).any():
+      raise InputError(f'{source.path}: {IN_DRAFT!r} names other tokens than {TO_TARGET!r}')
+  return ids.astype(np.int32)
