@@ -1,9 +1,9 @@
 """The exact law of speculative text, by enumeration in float64 through the accept rules themselves.
 
 Every path a drafter can draw is taken with every outcome of the accept tests, round after round, until γ + 1 tokens
-are out. Nothing of the rule is written twice: how probable an acceptance is comes from asking `num_accepted` which
-uniforms it accepts, and the token after the kept ones from `next_law`. What plain decoding would draw is the product
-of the target's laws, so the two must agree to rounding.
+are out. Nothing of the rule is written twice: how probable it is to keep n tokens comes from asking `num_accepted` at
+which uniforms it changes its mind, and the token after the kept ones from `next_law`. What plain decoding would draw is
+the product of the target's laws, so the two must agree to rounding.
 """
 
 from collections import defaultdict
@@ -24,6 +24,7 @@ from specdec.draft import Draft, Verdict
 from specdec.warp import Sampling, warp
 
 GRID_BITS = 53  # a uniform is k / 2**53, all a float64 can tell apart
+LARGEST_UNIFORM = 1 - 2.0**-GRID_BITS
 
 _warp = jax.jit(warp)
 
@@ -45,7 +46,7 @@ def warped(table: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: f
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """The parts of the token rule, as they are when this is made; mutations put others in their place."""
+  """The parts of a rule, the token rule's unless others are given; mutations put wrong ones in their place."""
 
   num_accepted: Callable[[Array, Draft, Array], Array] = dataclasses.field(
       default_factory=lambda: rejection.num_accepted)
@@ -123,20 +124,23 @@ def _updated(case: Case, counts: Sequence[float], accepted: int, tested: int) ->
   return float(estimate.accepted_B[0]), float(estimate.tested_B[0])
 
 
+def tokens_per_round(case: Case, rule: Rule | None = None) -> float:
+  """Expected tokens of the first round, correction or bonus included."""
+  return sum(prob * len(emitted) for emitted, _, _, prob in _round(case, rule or Rule(), (), case.gamma))
+
+
 def _round(case: Case, rule: Rule, text: Text, gamma: int) -> Iterator[tuple[Text, int, int, float]]:
   """All outcomes of one round: emitted tokens, how many were accepted and tested, probability."""
   context = case.prompt + text
   paths = list(case.drafter(context, gamma))
-  keep_PM, next_PTV = _judge(case, rule, context, paths)
-  for path, keep_M, next_TV in zip(paths, keep_PM, next_PTV, strict=False):
-    count, reached = len(path.tokens), path.prob
+  accept_PT, next_PTV = _judge(case, rule, context, paths)
+  for path, accept_T, next_TV in zip(paths, accept_PT, next_PTV, strict=False):
+    count = len(path.tokens)
     tokens = path.tokens + (0,) * (case.gamma - count)
-    for accepted, kept in enumerate((*keep_M, 0.0)):
-      prob = reached * (1 - kept)
-      for token in np.flatnonzero(next_TV[accepted]) if prob else ():
+    for accepted in map(int, np.flatnonzero(accept_T)):
+      for token in np.flatnonzero(next_TV[accepted]):
         emitted = (*tokens[:accepted], int(token))
-        yield emitted, accepted, min(accepted + 1, count), prob * next_TV[accepted][token]
-      reached *= kept
+        yield emitted, accepted, min(accepted + 1, count), path.prob * accept_T[accepted] * next_TV[accepted][token]
 
 
 def _judge(case: Case, rule: Rule, context: Text, paths: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
@@ -161,34 +165,56 @@ def _judge(case: Case, rule: Rule, context: Text, paths: Sequence[Path]) -> tupl
 
 @functools.partial(jax.jit, static_argnames=('rule',))
 def _outcomes(rule: Rule, draft: Draft, target_PTV: Array) -> tuple[Array, Array]:
-  """[P, M] probability that each token is kept once reached, and [P, T, V] the law of the token after n kept ones."""
+  """[P, T] probability that n tokens are kept, and [P, T, V] the law of the token after n kept ones."""
   num_paths, width = draft.tokens_BM.shape
   after = lambda n: rule.next_law(draft, target_PTV, jnp.full((num_paths,), n, jnp.int32))
-  return _kept_share(rule, draft, target_PTV), jax.vmap(after, out_axes=1)(jnp.arange(width + 1))
+  return accept_law(rule, draft, target_PTV), jax.vmap(after, out_axes=1)(jnp.arange(width + 1))
 
 
-def _kept_share(rule: Rule, draft: Draft, target_PTV: Array) -> Array:
-  """[P, M]: the share of the uniforms k / 2**53 with which each token is kept, all before it kept (u = 0).
+def accept_law(rule: Rule, draft: Draft, target_PTV: Array) -> Array:
+  """[P, T]: the share of the uniforms with which n tokens are kept, a uniform being k / 2**53.
 
-  The test keeps a token for small uniforms and refuses it for large ones; bisection finds where that turns.
+  A rule compares each uniform with one value (`turns`), so that below or from it on is all that matters: each of the
+  2**M cells is asked once.
   """
   width = draft.width
+  turn_PM = turns(rule, draft, target_PTV)
+  high_CM = np.array(list(itertools.product((False, True), repeat=width)))
+  ask = lambda high_M: rule.num_accepted(
+      jnp.broadcast_to(jnp.where(high_M, LARGEST_UNIFORM, 0.0), turn_PM.shape), draft, target_PTV)
+  share_CP = jnp.prod(jnp.where(high_CM[:, None], 1 - turn_PM, turn_PM), axis=-1)
+  return jnp.einsum('CP,CPT->PT', share_CP, jax.nn.one_hot(jax.vmap(ask)(high_CM), width + 1, dtype=jnp.float64))
 
-  def kept_with(uniform_PM):
-    one_at_a_time = jnp.where(jnp.eye(width, dtype=bool)[:, None], uniform_PM, 0.0)
-    num_MP = jax.vmap(lambda uniform_PM: rule.num_accepted(uniform_PM, draft, target_PTV))(one_at_a_time)
-    return (num_MP > jnp.arange(width)[:, None]).T
+
+def turns(rule: Rule, draft: Draft, target_PTV: Array) -> Array:
+  """[P, M]: what each uniform is compared with; 1 where it decides nothing.
+
+  Bisection, with the uniforms before as small and those behind as large as they can be. A rule that goes token by token
+  then reaches the one in question, and one that takes the last that passes does not look away from it.
+  """
+  width = draft.width
+  before_MM, own_MM = np.tri(width, k=-1, dtype=bool)[:, None], np.eye(width, dtype=bool)[:, None]
+
+  def asked(uniform_PM):
+    uniform_MPM = jnp.where(own_MM, uniform_PM, jnp.where(before_MM, 0.0, LARGEST_UNIFORM))
+    return jax.vmap(lambda uniform_PM: rule.num_accepted(uniform_PM, draft, target_PTV))(uniform_MPM).T
+
+  lowest_PM = asked(jnp.zeros(draft.tokens_BM.shape))
+  return bisect(lambda uniform_PM: asked(uniform_PM) == lowest_PM, draft.tokens_BM.shape)
+
+
+def bisect(holds: Callable[[Array], Array], shape: tuple[int, ...]) -> Array:
+  """The share of the uniforms k / 2**53 for which `holds`, which is so for small ones and not for large ones."""
 
   def halve(_, bounds):
-    low_PM, high_PM = bounds  # kept below low, refused from high on
-    middle_PM = (low_PM + high_PM) // 2
-    kept_PM = kept_with(middle_PM * 2.0**-GRID_BITS)
-    return jnp.where(kept_PM, jnp.minimum(middle_PM + 1, high_PM), low_PM), jnp.where(kept_PM, high_PM, middle_PM)
+    low, high = bounds  # holds below low, does not from high on
+    middle = (low + high) // 2
+    held = holds(middle * 2.0**-GRID_BITS)
+    return jnp.where(held, jnp.minimum(middle + 1, high), low), jnp.where(held, high, middle)
 
-  shape = draft.tokens_BM.shape
   bounds = jnp.zeros(shape, jnp.int64), jnp.full(shape, 2**GRID_BITS, jnp.int64)
-  low_PM, _ = jax.lax.fori_loop(0, GRID_BITS + 1, halve, bounds)
-  return low_PM * 2.0**-GRID_BITS
+  low, _ = jax.lax.fori_loop(0, GRID_BITS + 1, halve, bounds)
+  return low * 2.0**-GRID_BITS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -99,7 +99,7 @@ def _vocabularies() -> Iterator[Case]:
 
 def _edges() -> Iterator[Case]:
   target, draft = map(table_law, pair(3, seed=10))
-  almost = drafts.sampled(lambda text: _nudged(target(text)))
+  almost = drafts.sampled(lambda text: nudged(target(text)))
   certain = lambda text: np.eye(3)[0] if text[-1] == 1 else target(text)
   yield Case('draft equal to the target', target, drafts.sampled(target), 3, 3)
   yield Case('draft equal to the target but for the last bit', target, almost, 3, 3)
@@ -110,7 +110,7 @@ def _one_hot_of(law: Law) -> Law:
   return lambda text: np.eye(len(law(text)))[np.argmax(law(text))]
 
 
-def _nudged(law: np.ndarray) -> np.ndarray:
+def nudged(law: np.ndarray) -> np.ndarray:
   """The next float64 up for the first token, down for the last."""
   return np.concatenate([np.nextafter(law[:1], 2), law[1:-1], np.nextafter(law[-1:], -1)])
 
