@@ -9,7 +9,6 @@ import math
 import jax
 from jax import Array
 import jax.numpy as jnp
-import numpy as np
 
 from specdec.wide import first_max, tiled
 
@@ -45,7 +44,7 @@ class Sampling:
     if not 0 < top_p <= 1:
       raise ValueError(f'top_p must lie in (0, 1], got {top_p}')
     smallest = float(jnp.finfo(jnp.float32).tiny)
-    return cls(jnp.float32(temperature), jnp.int32(np.clip(top_k or 0, 0, 2**31 - 1)),
+    return cls(jnp.float32(temperature), jnp.int32(min(max(top_k or 0, 0), 2**31 - 1)),
                jnp.float32(max(top_p, smallest)))
 
   @property

@@ -10,12 +10,22 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 from collections.abc import Callable, Iterator
 import contextlib
+import pathlib
 
 import jax
 import pytest
 
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_default_matmul_precision', 'highest')
+
+# Tests and the commands that they start compile the same toy programs many times over: once is enough.
+PROGRAMS = {
+    'jax_compilation_cache_dir': str(pathlib.Path(__file__).parents[1] / '.pytest_cache' / 'programs'),
+    'jax_persistent_cache_min_compile_time_secs': 0.3,
+    'jax_persistent_cache_min_entry_size_bytes': 0}
+for name, value in PROGRAMS.items():
+  os.environ.setdefault(name.upper(), str(value))
+  jax.config.update(name, value)
 
 COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 

@@ -79,6 +79,7 @@ def test_structure_on_v4():
 
 
 @needs_libtpu
+@pytest.mark.slow
 @pytest.mark.parametrize('topology', ['v5p-32', 'v5e-16', 'v6e-16'])
 def test_structure_on_the_other_slices(topology):
   facts = planned(wanted=('speculative',), topology=topology)
