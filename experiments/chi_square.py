@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
-from experiments import exact_cases
+from experiments import exact_cases, tree_cases
 from experiments.draft_paths import Text
 from experiments.enumeration import law_of_length, table_law, warped
+from experiments.table_tree import TableTree
 from models.table import TableModel
 from specdec.accept.protocol import AcceptRule
-from specdec.drafters import Empty, Lookup, Model, Simulated
+from specdec.drafters import Empty, Lookup, Model, Simulated, children
 from specdec.drafters.protocol import Drafter
 from specdec.engine import Engine, Params, Request, run
 from specdec.metrics import Metrics
@@ -144,6 +145,20 @@ def loops(rule: AcceptRule, batch: int, vocab: int = 4, gamma: int = 3, seed: in
   }
   return {name: Loop(make_engine(drafter, rule, width, vocab), Params(target, params), tables[0], prompt, batch)
           for name, (drafter, params, width) in drafters.items()}
+
+
+def tree_loops(rule: AcceptRule, batch: int, vocab: int = 4, seed: int = 0) -> dict[str, Loop]:
+  """One loop for each kind of children, with padded vocabularies; none for rules that judge chains only.
+
+  The tree has three levels, and shallow leaves: after some steps the text goes on where the tree has gone deeper.
+  """
+  if not rule.trees:
+    return {}
+  tables = exact_cases.pair(vocab, seed)
+  target, draft = padded_models(tables)
+  trees = [TableTree(tree_cases.DEEP, vocab, kind) for kind in children.KINDS if rule.laws or kind == 'top']
+  return {f'tree, {tree.kind}': Loop(make_engine(tree, rule, tree.tree.num_nodes, vocab), Params(target, draft),
+                                     tables[0], exact_cases.REPEATING, batch) for tree in trees}
 
 
 def three_tokens(rule: AcceptRule, batch: int) -> Loop:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.draft_paths import Drafter, Law, NoisyDrafter, Path, Text
-from specdec.accept import coupled, rejection
+from specdec.accept import block, coupled, rejection
 from specdec.adaptive import AcceptanceEstimate, AdaptiveGamma
 from specdec.draft import Draft, Verdict
 from specdec.warp import Sampling, warp
@@ -51,6 +51,11 @@ class Rule:
   num_accepted: Callable[[Array, Draft, Array], Array] = dataclasses.field(
       default_factory=lambda: rejection.num_accepted)
   next_law: Callable[[Draft, Array, Array], Array] = dataclasses.field(default_factory=lambda: rejection.next_law)
+
+  @classmethod
+  def block(cls) -> 'Rule':
+    """The parts of block verification."""
+    return cls(block.num_accepted, block.next_law)
 
 
 @dataclasses.dataclass(frozen=True)

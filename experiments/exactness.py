@@ -16,7 +16,7 @@ What runs on the config's model runs with each lossless rule and each drafter th
 the config's drafter. Exit status 1 if a verdict fails.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import itertools
@@ -26,8 +26,10 @@ from absl import flags
 from ml_collections import ConfigDict
 import numpy as np
 
-from experiments import audits, enumeration, exact_cases, mutations
+from experiments import audits, enumeration, exact_cases, mutations, tree_cases, tree_mutations
 from experiments import chi_square as chi
+from experiments.enumeration import Rule
+from experiments.tree_enumeration import coupled_tree_texts, enumerate_tree
 from experiments.verdict import Verdict, at_least, at_most, print_verdicts
 from launch import cli
 from launch.prompts import Prompt, load_prompts
@@ -75,37 +77,46 @@ def _p_value(check: str, test: chi.ChiSquare) -> Verdict:
   return at_least(check, 'p-value', test.p_value, LEAST_P_VALUE, note)
 
 
-def noises(vocab: int) -> np.ndarray:
-  return np.random.default_rng(3).gumbel(size=(NUM_NOISES, vocab))
+def noises(vocab: int, number: int = NUM_NOISES) -> np.ndarray:
+  return np.random.default_rng(3).gumbel(size=(number, vocab))
 
 
 def enumerated() -> list[Verdict]:
-  """Plain and speculative laws agree to rounding, under both rules."""
-  cases = exact_cases.all_cases(largest=True)
-  found = [enumeration.enumerate_case(case) for case in cases]
-  worst = max(range(len(cases)), key=lambda i: found[i].max_error)
-  differing, texts = 0, 0
-  coupled = exact_cases.coupled_cases()
-  for case, propose in coupled:
-    plain, drafted = (enumeration.coupled_texts(case, drafter, noises(case.vocab)) for drafter in (None, propose))
+  """Plain and speculative laws agree to rounding, under every lossless rule."""
+  chains, tree = exact_cases.all_cases(largest=True), tree_cases.all_cases()
+  found = {
+      'token rule': {case.name: enumeration.enumerate_case(case) for case in chains},
+      'block rule': {case.name: enumeration.enumerate_case(case, Rule.block()) for case in chains},
+      'multi-round rule on trees': {case.name: enumerate_tree(case) for case in tree},
+  }
+  verdicts = []
+  for rule, outcomes in found.items():
+    worst = max(outcomes, key=lambda name: outcomes[name].max_error)
+    check, forbidden = f'{rule}, {len(outcomes)} cases', sum(one.forbidden for one in outcomes.values())
+    verdicts += [at_most(check, 'largest error', outcomes[worst].max_error, 1e-12, worst),
+                 at_most(check, 'mass on forbidden texts', forbidden, 0)]
+  coupled = 'coupled rule', enumeration.coupled_texts, exact_cases.coupled_cases(), NUM_NOISES
+  coupled_trees = 'coupled rule on trees', coupled_tree_texts, tree_cases.coupled_cases(), NUM_NOISES - 1
+  return verdicts + [_same_texts(*one) for one in (coupled, coupled_trees)]
+
+
+def _same_texts(rule: str, texts_of: Callable, cases: Sequence[tuple[Any, Callable]], num_noises: int) -> Verdict:
+  differing, total = 0, 0
+  for case, propose in cases:
+    plain, drafted = (texts_of(case, drafter, noises(case.vocab, num_noises)) for drafter in (None, propose))
     differing += int(np.any(plain != drafted, axis=1).sum())
-    texts += len(plain)
-  return [
-      at_most(f'token rule, {len(cases)} cases', 'largest error', found[worst].max_error, 1e-12, cases[worst].name),
-      at_most(f'token rule, {len(cases)} cases', 'mass on forbidden texts', sum(one.forbidden for one in found), 0),
-      at_most(f'coupled rule, {len(coupled)} cases', 'texts that differ', differing, 0, f'of {texts}')]
+    total += len(plain)
+  return at_most(f'{rule}, {len(cases)} cases', 'texts that differ', differing, 0, f'of {total}')
 
 
 def mutated() -> list[Verdict]:
   """The enumeration tells each wrong decoder from a right one."""
-  verdicts = []
-  for mutation in mutations.all_mutations():
-    outcome = mutations.measure(mutation)
-    note = f'first token {outcome.first.total_variation:.3g}'
-    note += f', known {mutation.known:g}' if mutation.known is not None else ''
-    note += f', forbidden texts {outcome.joint.forbidden:.2g}' if outcome.joint.forbidden else ''
-    verdicts.append(Verdict(mutation.name, 'total variation', outcome.joint.total_variation, 'not exact',
-                            not outcome.joint.exact, note))
+  verdicts = [_refused(mutation.name, mutations.measure(mutation), mutation.known)
+              for mutation in mutations.all_mutations()]
+  verdicts += [_refused(f'block: {mutation.name}', mutations.measure(mutation), mutation.known)
+               for mutation in mutations.block_mutations()]
+  verdicts += [_refused(f'tree: {mutation.name}', tree_mutations.measure(mutation), mutation.known)
+               for mutation in tree_mutations.all_mutations()]
   for name, rule in mutations.COUPLED.items():
     differing, law = mutations.coupled_differences(rule, noises(3))
     verdicts.append(Verdict(f'coupled: {name}', 'total variation', law.total_variation, 'not exact',
@@ -113,11 +124,18 @@ def mutated() -> list[Verdict]:
   return verdicts
 
 
+def _refused(name: str, outcome: mutations.Outcome, known: float | None) -> Verdict:
+  note = f'first token {outcome.first.total_variation:.3g}'
+  note += f', known {known:g}' if known is not None else ''
+  note += f', forbidden texts {outcome.joint.forbidden:.2g}' if outcome.joint.forbidden else ''
+  return Verdict(name, 'total variation', outcome.joint.total_variation, 'not exact', not outcome.joint.exact, note)
+
+
 def chi_squares() -> list[Verdict]:
   """Three tokens at full gamma, and all six of a text whose last drafts are cut to fit."""
   verdicts = []
   for rule in lossless_rules():
-    for drafter, loop in chi.loops(RULES[rule], LOOP_BATCH).items():
+    for drafter, loop in (chi.loops(RULES[rule], LOOP_BATCH) | chi.tree_loops(RULES[rule], LOOP_BATCH)).items():
       sample = chi.sample(loop, LOOP_DRAWS, 6, SAMPLED)
       counts = sample.counts(loop.engine.num_tokens)
       test = chi.chi_square(counts.sum(axis=(3, 4, 5)), loop.law(3))

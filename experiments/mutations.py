@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import dataclasses
 
+import jax
 from jax import Array
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ from specdec.draft import Draft, Verdict, law_at, prob_of
 
 TARGET_TABLE, DRAFT_TABLE = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.5, 0.3])  # residual [1, 0, 0]
 TARGET, DRAFT = table_law(TARGET_TABLE), table_law(DRAFT_TABLE)
-RIGHT, RIGHT_COUPLED = Rule(), CoupledRule()  # kept from when nothing was planted (`experiments.planting`)
+RIGHT, RIGHT_BLOCK, RIGHT_COUPLED = Rule(), Rule.block(), CoupledRule()  # nothing planted yet (`experiments.planting`)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +196,45 @@ def _wrong_next_tokens() -> list[Mutation]:
       Mutation('bonus without temperature', cold, Rule(next_law=bonus_without_temperature(0.5))),
       Mutation('short draft taken for a rejection', short, Rule(next_law=residual_after_short_draft)),
   ]
+
+
+def first_failure(uniform_BM: Array, draft: Draft, target_probs_BTV: Array) -> Array:
+  """Block verification that goes token by token and stops where one fails."""
+  return _leading(_block_passes(uniform_BM, draft, target_probs_BTV), draft)
+
+
+def first_success(uniform_BM: Array, draft: Draft, target_probs_BTV: Array) -> Array:
+  """Block verification that does not look beyond the first token that passes."""
+  passes_BM = _block_passes(uniform_BM, draft, target_probs_BTV)
+  return jnp.where(jnp.any(passes_BM, axis=1), jnp.argmax(passes_BM, axis=1) + 1, 0)
+
+
+def _block_passes(uniform_BM: Array, draft: Draft, target_probs_BTV: Array) -> Array:
+  """[B, M]: whether each token passes its own test; a uniform of 1 never passes."""
+  own_MM = jnp.eye(draft.width, dtype=bool)[:, None]
+  ask = lambda uniform_BM: RIGHT_BLOCK.num_accepted(uniform_BM, draft, target_probs_BTV)
+  return (jax.vmap(ask)(jnp.where(own_MM, uniform_BM, 1.0)) > 0).T
+
+
+def block_mutations() -> list[Mutation]:
+  """Wrong block verification. The residual of the token rule is wrong by so little that only enumeration sees it."""
+  target, draft = map(table_law, exact_cases.pair(3, seed=3))
+  chain = Case('', target, drafts.sampled(draft), 2, 3)
+  short = dataclasses.replace(chain, gamma=3, drafter=drafts.shortened(chain.drafter, drafts.by_length))
+  wrong = lambda name, **parts: Mutation(name, chain, dataclasses.replace(RIGHT_BLOCK, **parts))
+  return [
+      wrong('stops at the first failure', num_accepted=first_failure),
+      wrong('stops at the first success', num_accepted=first_success),
+      wrong('residual of the token rule', next_law=RIGHT.next_law),
+      wrong('test of the token rule', num_accepted=RIGHT.num_accepted),
+      wrong('correction from the target', next_law=correction_from_target),
+      dataclasses.replace(wrong('drafted count ignored', num_accepted=block_count_ignored), case=short),
+  ]
+
+
+def block_count_ignored(uniform_BM: Array, draft: Draft, target_probs_BTV: Array) -> Array:
+  """Tests what was never drafted."""
+  return RIGHT_BLOCK.num_accepted(uniform_BM, _full(draft), target_probs_BTV)
 
 
 def match_all(choice_BT: Array, draft: Draft) -> Verdict:

@@ -25,7 +25,7 @@ from specdec.draft import TreeDraft, Verdict
 from specdec.tree import ancestors
 from specdec.wide import invert_cdf
 
-ROWS = tuple(1 << bits for bits in (5, 8, 10, 11, 12, 14, 16, 18))  # of a program: few, for each must be compiled
+ROWS, CELLS = 512, 4096  # of a program: compiling one takes longer than running it many times
 Round = dict[Text, float]  # the law of what one round emits
 
 
@@ -116,22 +116,28 @@ def rounds_of(case: TreeCase, rule: TreeRule) -> dict[Text, Round]:
   """The rounds that may begin before the text is out, by what matters of the text before them."""
   texts = (text for out in range(case.gamma + 1) for text in itertools.product(range(case.vocab), repeat=out))
   states = list(dict.fromkeys(case.state(text) for text in texts))
-  drawn = [(state, path) for state in states for path in case.drafter.paths(state)]
   found: dict[Text, Round] = {state: defaultdict(float) for state in states}
-  with jax.enable_x64(True):
-    for (state, path), row, prob, law_V in (_matched if case.drafter.matched else _walked)(case, rule, drawn):
-      for token in np.flatnonzero(law_V):
-        found[state][*path.text_to(row), int(token)] += path.prob * prob * law_V[token]
+  for (state, path), row, prob, law_V in outcomes(case, rule, states):
+    for token in np.flatnonzero(law_V):
+      found[state][*path.text_to(row), int(token)] += path.prob * prob * law_V[token]
   return found
 
 
-Outcomes = Iterator[tuple[tuple[Text, TreePath], int, float, np.ndarray]]  # draft, last row, probability, next law
+Outcome = tuple[tuple[Text, TreePath], int, float, np.ndarray]  # text and draft, last row, probability, next law
+
+
+def outcomes(case: TreeCase, rule: TreeRule, states: Sequence[Text]) -> list[Outcome]:
+  """Everything that can happen in a round after each of these texts."""
+  drawn = [(state, path) for state in states for path in case.drafter.paths(state)]
+  judge = _matched if case.drafter.matched else _walked
+  with jax.enable_x64(True):
+    return [one for start in range(0, len(drawn), ROWS) for one in judge(case, rule, drawn[start:start + ROWS])]
 
 
 def _arrays(case: TreeCase, drawn: Sequence[tuple[Text, TreePath]]) -> tuple[TreeDraft, np.ndarray]:
   """The drafts side by side and [P, T, V] the target's laws; padded, so that few programs serve all cases."""
   drafter, num_nodes = case.drafter, len(drawn[0][1].tokens)
-  rows, num_laws = next(size for size in ROWS if size >= len(drawn)), max(1, len(drawn[0][1].laws))
+  rows, num_laws = -(-len(drawn) // ROWS) * ROWS, max(1, len(drawn[0][1].laws))
   tokens, parents = np.zeros((2, rows, num_nodes), np.int32)
   target = np.full((rows, num_nodes + 1, case.vocab), 1 / case.vocab)
   laws = np.zeros((rows, num_laws, case.vocab))
@@ -145,7 +151,7 @@ def _arrays(case: TreeCase, drawn: Sequence[tuple[Text, TreePath]]) -> tuple[Tre
   return draft, target
 
 
-def _walked(case: TreeCase, rule: TreeRule, drawn: Sequence[tuple[Text, TreePath]]) -> Outcomes:
+def _walked(case: TreeCase, rule: TreeRule, drawn: Sequence[tuple[Text, TreePath]]) -> Iterator[Outcome]:
   prob_PT, row_PT, law_PTV = jax.device_get(_ends(rule, *_arrays(case, drawn)))
   for one, prob_T, row_T, law_TV in zip(drawn, prob_PT, row_PT, law_PTV, strict=False):
     for end in np.flatnonzero(prob_T):
@@ -186,7 +192,7 @@ def _ends(rule: TreeRule, draft: TreeDraft, target_PTV: Array) -> tuple[Array, A
     return reach_PT * stay_PT, end.row_B.T, jnp.moveaxis(end.law_BV, 0, 1)
 
 
-def _matched(case: TreeCase, rule: TreeRule, drawn: Sequence[tuple[Text, TreePath]]) -> Outcomes:
+def _matched(case: TreeCase, rule: TreeRule, drawn: Sequence[tuple[Text, TreePath]]) -> Iterator[Outcome]:
   """Point masses: what the target draws at each row turns at some values of the uniform of its depth.
 
   So the rule is asked once between any two such values, for each depth.
@@ -194,7 +200,7 @@ def _matched(case: TreeCase, rule: TreeRule, drawn: Sequence[tuple[Text, TreePat
   draft, target_PTV = _arrays(case, drawn)
   turn_PTV, depth_PT = (x[:len(drawn)] for x in jax.device_get(_turning_points(draft, target_PTV)))
   cells = list(_cells(turn_PTV, depth_PT, draft.levels))
-  padded = np.resize(np.array([index for index, _, _ in cells]), 1 << (len(cells) - 1).bit_length())
+  padded = np.resize(np.array([index for index, _, _ in cells]), -(-len(cells) // CELLS) * CELLS)
   uniform_NL = np.resize(np.array([uniform_L for _, uniform_L, _ in cells]), (len(padded), draft.levels + 1))
   verdict = jax.device_get(_match_drawn(rule, uniform_NL, draft, target_PTV, padded))
   for (index, _, prob), row, token in zip(cells, _last_rows(verdict), verdict.next_token_B, strict=False):

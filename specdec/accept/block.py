@@ -37,7 +37,7 @@ def num_accepted(uniform_BM: Array, draft: Draft, target_probs_BTV: Array) -> Ar
   index_M = jnp.arange(1, draft.width + 1)
   share_BM = share_BT[:, 1:]
   after_BM = jnp.pad(mass_BM[:, 1:], ((0, 0), (0, 1)))
-  total_BM = after_BM + 1 - share_BM
+  total_BM = after_BM + (1 - share_BM)  # so that it is no less than after_BM, rounded
   threshold_BM = jnp.where(total_BM > 0, after_BM / jnp.where(total_BM > 0, total_BM, 1), 1)  # π = 1, Z = 0: no doubt
   threshold_BM = jnp.where(index_M == draft.count_B[:, None], share_BM, threshold_BM)
   kept_BM = (uniform_BM < threshold_BM) & (index_M <= draft.count_B[:, None])
