@@ -214,7 +214,8 @@ class EagleConfig:
       EAGLE-3: features are the outputs of several layers, and the LM head is the head's own.
     draft_vocab: U, so many of the target's tokens can be drafted (Zhao et al., 2025, FR-Spec); None is all V.
     fc_bias: whether the projection to the layer's width has a bias.
-    feature_width: of a feature; 0 is the layer's width, for version 3 three times that.
+    target_width: of the target's vectors; 0 is the layer's width.
+    num_taps: layers of the target that version 3 reads.
     own_embedding: whether tokens are embedded by the head's own table; else by the target's.
   """
 
@@ -222,7 +223,8 @@ class EagleConfig:
   version: int = 1
   draft_vocab: int | None = None
   fc_bias: bool = False
-  feature_width: int = 0
+  target_width: int = 0
+  num_taps: int = 3
   own_embedding: bool = False
 
   def __post_init__(self):
@@ -235,13 +237,15 @@ class EagleConfig:
       raise InputError(f'draft_vocab={self.draft_vocab} must lie in 1..{self.decoder.vocab_size}, the tokens of the '
                        'target')
     if self.version == 1 and self.features != self.decoder.width:
-      raise InputError(f'feature_width={self.feature_width}: an EAGLE-1 head is as wide as its features, '
-                       f'{self.decoder.width}')
+      raise InputError(f'target_width={self.target_width}: an EAGLE-1 head is as wide as the target, and this one is '
+                       f'{self.decoder.width} wide')
+    if self.num_taps < 1:
+      raise InputError(f'num_taps={self.num_taps} must be positive')
 
   @property
   def features(self) -> int:
     """Width of a feature as the target gives it."""
-    return self.feature_width or self.decoder.width * (3 if self.version == 3 else 1)
+    return (self.target_width or self.decoder.width) * (self.num_taps if self.version == 3 else 1)
 
   @property
   def vocab(self) -> int:

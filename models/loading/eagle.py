@@ -110,7 +110,7 @@ def save_eagle(head: EagleHead, directory: str | os.PathLike):
   if config.version == 1:
     fields['bias'] = config.fc_bias
   else:
-    fields |= dict(architectures=['LlamaForCausalLMEagle3'], target_hidden_size=config.features // 3)
+    fields |= dict(architectures=['LlamaForCausalLMEagle3'], target_hidden_size=config.features // config.num_taps)
   try:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
@@ -184,7 +184,14 @@ def read_config(path: Path, source: TensorFile, target: Decoder) -> EagleConfig:
   vocab = fields.size('draft_vocab_size', source.shapes.get(TO_TARGET, (decoder.vocab_size,))[0])
   return EagleConfig(
       decoder, version, draft_vocab=vocab if vocab != decoder.vocab_size else None, fc_bias=has_bias,
-      feature_width=3 * its if version == 3 else 0, own_embedding=_own_embedding(source, decoder.width, target))
+      target_width=its, num_taps=_num_taps(source, its) if version == 3 else 3,
+      own_embedding=_own_embedding(source, decoder.width, target))
+
+
+def _num_taps(source: TensorFile, width: int) -> int:
+  """How many vectors of this width `fc` reads, or what is usual."""
+  inputs = source.shapes.get('fc.weight', (0, 0))[-1]
+  return inputs // width if inputs and inputs % width == 0 else 3
 
 
 def _own_embedding(source: TensorFile, width: int, target: Decoder) -> bool:

@@ -155,7 +155,7 @@ class Eagle:
       raise ValueError(f'the drafter is made for version {self.version}, the head has version {config.version}')
     if config.features != width:
       raise InputError(f'the head of eagle wants features of width {config.features}, the target gives {width}: use '
-                       'the head of this target, and for version 3 three `taps`')
+                       'the head of this target, which for version 3 must have its `taps`')
 
   def _slots(self, slots: int) -> int:
     """The engine's, which leave room for γ tokens, and more if the head runs on more nodes than are kept."""
