@@ -3,17 +3,28 @@
     python -m launch.generate --config=configs/smollm2.py:lookup --prompt="Write a haiku about the sea."
     python -m launch.bench    --config=configs/smollm2.py:lookup --config.engine.gamma=7
 
-Variants: `none` (plain decoding), `lookup` (copy from the text so far), `self` (the model's first layers draft).
+Variants: `none` (plain decoding), `lookup` (copy from the text so far), `self` (the model's first layers draft),
+`lookup_tree` (several copies at once), `hybrid` (first layers and a copy), `medusa` and `eagle` (heads on the model's
+last vector; untrained ones accept next to nothing, so name trained ones by `drafter.source`).
 """
 
 from ml_collections import ConfigDict
 
+LOOKUP = {'min_ngram': 1, 'max_ngram': 3, 'match': 'earliest', 'partial': True}
+TREE = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1))
 DRAFTERS = {
     'none': {'name': 'none'},
-    'lookup': {'name': 'lookup', 'min_ngram': 1, 'max_ngram': 3, 'match': 'earliest', 'partial': True},
+    'lookup': LOOKUP | {'name': 'lookup'},
     'self': {'name': 'self', 'num_layers': 4},
+    'lookup_tree': LOOKUP | {'name': 'lookup_tree', 'branches': 2},
+    'hybrid': {'name': 'hybrid', 'of': {'name': 'self', 'num_layers': 4}, 'lookup': LOOKUP, 'copied': 5},
+    'medusa': {'name': 'medusa', 'source': 'untrained', 'dtype': 'float32', 'tree': TREE, 'num_heads': 3},
+    'eagle': {'name': 'eagle', 'source': 'untrained', 'dtype': 'float32', 'tree': TREE, 'children': 'top', 'version': 1,
+              'taps': ()},
 }
-GAMMAS = {'none': 0, 'lookup': 7, 'self': 2}  # a pass over 8 rows suits a CPU: see README, "What the numbers mean"
+CHAINS = ('none', 'lookup', 'self')
+# Others 7: a pass over 8 rows suits a CPU (README, "What the numbers mean").
+GAMMAS = {'none': 0, 'self': 2, 'lookup_tree': 6}
 
 
 def get_config(variant: str = 'lookup') -> ConfigDict:
@@ -25,9 +36,9 @@ def get_config(variant: str = 'lookup') -> ConfigDict:
           'dtype': 'float32',
       },
       'drafter': DRAFTERS[variant],
-      'accept': {'rule': 'rejection'},
+      'accept': {'rule': 'rejection' if variant in CHAINS else 'multiround'},
       'engine': {
-          'gamma': GAMMAS[variant],
+          'gamma': GAMMAS.get(variant, 7),
           'capacity': 1024,  # prompt and output tokens per row
           'batch': 1,
           'rows': 1,

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import pathlib
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
+from launch.drafter_fields import check_drafter
 from models.byte_tokenizer import ByteTokenizer
 from models.config import DecoderConfig
 from models.decoder import Decoder
@@ -16,7 +16,7 @@ from models.errors import InputError
 from models.loading import embedded_model, load_decoder
 from models.loading.load import float_dtype
 from models.random_weights import random_decoder
-from models.tokenizer import Tokenizer, check_same_vocabulary
+from models.tokenizer import Tokenizer
 from specdec import drafters
 from specdec.accept import RULES
 from specdec.adaptive import AdaptiveGamma
@@ -38,10 +38,6 @@ LEAST = {'engine.gamma': 0, 'engine.capacity': 2, 'engine.batch': 1, 'engine.att
                  'sampling.max_new_tokens': 1}
 MOST = 1 << 30  # sums of two such numbers fit into 32 bits
 
-DRAFTER_FIELDS = {
-    'none': (), 'lookup': ('min_ngram', 'max_ngram', 'match', 'partial'), 'self': ('num_layers',),
-    'model': ('source', 'dtype'), 'simulated': ('alpha',)}
-
 AnyTokenizer = Tokenizer | ByteTokenizer
 
 
@@ -62,7 +58,7 @@ def check_fields(config: ConfigDict) -> None:
                      "the target; use 'sharded'")
   if config.accept.rule not in RULES:
     raise InputError(f'accept.rule={config.accept.rule!r} is unknown: use one of {", ".join(RULES)}')
-  _check_drafter(config.drafter)
+  check_drafter(config.drafter)
   for stop in config.sampling.stop:
     if not isinstance(stop, str) or not stop:
       raise InputError(f'sampling.stop holds {stop!r}: stop strings are texts, and not empty')
@@ -90,17 +86,8 @@ def splits_draft(config: ConfigDict) -> bool:
   return config.mesh.draft == 'sharded'
 
 
-def _check_drafter(section: ConfigDict) -> None:
-  if section.name not in DRAFTER_FIELDS:
-    raise InputError(f'drafter.name={section.name!r} is unknown: use one of {", ".join(DRAFTER_FIELDS)}')
-  for field in DRAFTER_FIELDS[section.name]:
-    if field not in section:
-      raise InputError(f'drafter.name={section.name!r} needs drafter.{field}, which is not in this config: choose the '
-                       'variant of the config that has it')
-
-
 @contextlib.contextmanager
-def _given_by(section: str) -> Iterator[None]:
+def given_by(section: str) -> Iterator[None]:
   """What a constructor refuses, the user has written into this section."""
   try:
     yield
@@ -117,48 +104,27 @@ def random_config(section: ConfigDict, attention_block: int) -> tuple[DecoderCon
   return dataclasses.replace(make(), dtype=float_dtype(section.dtype), attention_block=attention_block or None), seed
 
 
-def build_model(section: ConfigDict, attention_block: int, split: bool = True) -> tuple[Decoder, AnyTokenizer]:
+def build_model(section: ConfigDict, attention_block: int, split: bool = True,
+                taps: tuple[int, ...] = ()) -> tuple[Decoder, AnyTokenizer]:
   """The model of a `target` or `drafter` section: `source` is 'embedded', 'random:NAME' or a path."""
   source, block, mesh = section.source, attention_block or None, jax.sharding.get_mesh()
   mesh = None if mesh.empty else mesh
   if source.startswith('random:'):
     config, seed = random_config(section, attention_block)
-    return random_decoder(dataclasses.replace(config, split=split), seed, mesh), ByteTokenizer()
+    return random_decoder(dataclasses.replace(config, split=split, taps=taps), seed, mesh), ByteTokenizer()
   path = embedded_model() if source == 'embedded' else pathlib.Path(source)
   tokenizer = Tokenizer.of_model(path)  # what is missing is said before the weights are read
-  model, _ = load_decoder(path, dtype=section.dtype, mesh=mesh, attention_block=block, split=split)
+  model, _ = load_decoder(path, dtype=section.dtype, mesh=mesh, attention_block=block, split=split, taps=taps)
   if tokenizer.num_tokens > model.vocab_size:
     raise InputError(f'{path}: the tokenizer has {tokenizer.num_tokens} tokens, the model {model.vocab_size}: '
                      'use the tokenizer that the model was trained with')
   return model, tokenizer
 
 
-def build_drafter(config: ConfigDict, target: Decoder, tokenizer: AnyTokenizer) -> tuple[drafters.Drafter, Any]:
-  """The drafter and what the device holds for it."""
-  section = config.drafter
-  if section.name == 'none':
-    return drafters.Empty(), None
-  if section.name == 'lookup':
-    if section.match not in ('earliest', 'latest'):
-      raise InputError(f"drafter.match={section.match!r} is unknown: use 'earliest' or 'latest'")
-    with _given_by('drafter'):
-      return drafters.Lookup(
-          section.min_ngram, section.max_ngram, latest=section.match == 'latest', partial=section.partial), None
-  if section.name == 'self':
-    check_layers(section.num_layers, target.config.num_layers)
-    return drafters.Model(tokenizer.num_tokens, config.engine.rows), target.first_layers(section.num_layers)
-  if section.name == 'model':
-    draft, draft_tokenizer = build_model(section, config.engine.attention_block, splits_draft(config))
-    check_same_vocabulary(tokenizer, draft_tokenizer)
-    return drafters.Model(tokenizer.num_tokens, config.engine.rows), draft
-  with _given_by('drafter'):
-    return drafters.Simulated(section.alpha), None
-
-
 def build_engine(config: ConfigDict, drafter: drafters.Drafter, num_tokens: int) -> Engine:
   """Costs of an adaptive γ that the config leaves open are not in it: `Session.from_config` measures them."""
   engine, adaptive = config.engine, None
-  with _given_by('engine'):
+  with given_by('engine'):
     if engine.adaptive.enabled and engine.adaptive.verify_cost:
       adaptive = AdaptiveGamma(
           engine.adaptive.draft_cost, tuple(engine.adaptive.verify_cost), engine.adaptive.prior)
@@ -169,5 +135,5 @@ def build_engine(config: ConfigDict, drafter: drafters.Drafter, num_tokens: int)
 
 
 def build_sampling(config: ConfigDict) -> Sampling:
-  with _given_by('sampling'):
+  with given_by('sampling'):
     return Sampling.create(config.sampling.temperature, config.sampling.top_k, config.sampling.top_p)

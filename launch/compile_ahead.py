@@ -11,6 +11,7 @@ import importlib.util
 import math
 import os
 import pathlib
+import types
 from typing import Any
 
 from flax import nnx
@@ -22,7 +23,6 @@ from ml_collections import ConfigDict
 
 from launch import hlo
 from launch.build import (
-  build_drafter,
   build_engine,
   build_sampling,
   check_capacity,
@@ -30,6 +30,7 @@ from launch.build import (
   random_config,
   splits_draft,
 )
+from launch.build_drafter import build_drafter
 from launch.libtpu_flags import LIBTPU_FLAGS
 from launch.mesh import make_mesh
 from launch.slices.table import Slice, check_mesh
@@ -228,7 +229,7 @@ def programs_of(config: ConfigDict, mesh: Mesh) -> Programs:
   elif config.drafter.name == 'self':
     check_layers(config.drafter.num_layers, target.num_layers)
     draft = target_model.first_layers(config.drafter.num_layers)
-  drafter = (build_drafter(config, target_model, None)[0] if draft is None
+  drafter = (build_drafter(config, target_model, types.SimpleNamespace(num_tokens=num_tokens))[0] if draft is None
              else drafters.Model(num_tokens, config.engine.rows))
   engine = dataclasses.replace(build_engine(config, drafter, num_tokens), widths=(), adaptive=None)
   return Programs(mesh, engine, Params(target_model, draft), jax.eval_shape(lambda: build_sampling(config)))

@@ -4,15 +4,17 @@ Each program repeats its part in one device loop, so that what is timed is the p
 """
 
 import functools
-from typing import Any
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
 from models.protocol import LanguageModel
-from specdec.draft import Draft
+from specdec.draft import Draft, TreeDraft
+from specdec.drafters.protocol import Stateless
 from specdec.engine import Engine, Params, context_of, laid_out
+from specdec.features import Reads, features_of
+from specdec.padded import padded_pass
 from specdec.state import DecodeState
 from specdec.verify import verify
 
@@ -29,7 +31,7 @@ class Parts:
 
   def __init__(self, engine: Engine, params: Params, state: DecodeState):
     self._engine, self._params, self._state = engine, params, copy_of(state)
-    self.drafts_per_call = PASSES if engine.drafter.name == 'model' else SHORT_DRAFTS
+    self.drafts_per_call = SHORT_DRAFTS if isinstance(engine.drafter, Stateless) else PASSES
 
   def target_passes(self, width: int) -> DecodeState:
     """`PASSES` target passes of `width` tokens per row, the filters of the law included."""
@@ -38,7 +40,7 @@ class Parts:
 
   def drafts(self) -> DecodeState:
     """`drafts_per_call` drafts of γ tokens per row."""
-    self._state = drafts(self._engine, self.drafts_per_call, self._params.draft, self._state)
+    self._state = drafts(self._engine, self.drafts_per_call, self._params, self._state)
     return self._state
 
 
@@ -55,7 +57,7 @@ def target_passes(engine: Engine, width: int, target: LanguageModel, state: Deco
     drafted_BM = jnp.broadcast_to(state.newest_B[:, None], (state.newest_B.shape[0], width - 1))
     scores, cache = verify(
         target, state.cache, state.newest_B, Draft(drafted_BM, None, count_B), state.sampling,
-        num_tokens=engine.num_tokens, widths=(width,), rows=engine.rows, logprobs=engine.logprobs)
+        num_tokens=engine.num_tokens, widths=(width,), rows=engine.rows, logprobs=engine.logprobs, reads=Reads.NOTHING)
     never_B = jnp.sum(scores.probs_BTV[..., 0], axis=1) > width
     if engine.logprobs:
       never_B |= jnp.sum(scores.logprobs_BTV[..., 0], axis=1) > 0
@@ -65,18 +67,31 @@ def target_passes(engine: Engine, width: int, target: LanguageModel, state: Deco
 
 
 @functools.partial(jax.jit, static_argnames=('engine', 'repeats'), donate_argnames=('state',))
-def drafts(engine: Engine, repeats: int, draft_params: Any, state: DecodeState) -> DecodeState:
+def drafts(engine: Engine, repeats: int, params: Params, state: DecodeState) -> DecodeState:
+  features_BEF = _no_features(engine, params.target, state)
 
   def one(_, state):
     context = context_of(engine, state)
     context = context.replace(gamma_B=jnp.full_like(context.gamma_B, engine.gamma))  # however few a row would want
-    draft, draft_state = engine.drafter.propose(draft_params, state.draft_state, context, engine.gamma)
+    draft, draft_state = engine.drafter.propose(params.draft, state.draft_state, context, engine.gamma)
     never_B = jnp.sum(draft.tokens_BM, axis=1) + draft.count_B < 0
-    if draft.probs_BMV is not None:
-      never_B |= jnp.sum(draft.probs_BMV[..., 0], axis=1) > engine.gamma
-    return _used(state.replace(draft_state=engine.drafter.observe(draft_state, state.length_B)), never_B)
+    laws = draft.laws_BRV if isinstance(draft, TreeDraft) else draft.probs_BMV
+    if laws is not None:
+      never_B |= jnp.sum(laws[..., 0], axis=1) > engine.gamma
+    draft_state = engine.drafter.observe(draft_state, state.length_B, features_BEF)
+    return _used(state.replace(draft_state=draft_state), never_B)
 
   return laid_out(jax.lax.fori_loop(0, repeats, one, state))
+
+
+def _no_features(engine: Engine, target: LanguageModel, state: DecodeState) -> Array | None:
+  """Zeros in the place of what a step hands to the drafter of the target."""
+  reads, batch = engine.drafter.reads, state.newest_B.shape[0]
+  if reads is Reads.NOTHING:
+    return None
+  one = lambda: features_of(padded_pass(target, jnp.zeros((batch, 1), jnp.int32), state.cache, 1), reads)
+  shape = jax.eval_shape(one)
+  return jnp.zeros((batch, engine.levels + 1, shape.shape[-1]), shape.dtype)
 
 
 def _used(state: DecodeState, never_B: Array) -> DecodeState:

@@ -13,14 +13,15 @@ import numpy as np
 from launch import distributed
 from launch.build import (
   AnyTokenizer,
-  build_drafter,
   build_engine,
   build_model,
   build_sampling,
   check_capacity,
   check_fields,
 )
+from launch.build_drafter import build_drafter
 from launch.costs import measured_costs
+from launch.drafter_fields import taps_of
 from launch.mesh import set_mesh
 from launch.prompts import Prompt
 from launch.up_to_stop import UpToStop
@@ -89,7 +90,8 @@ class Session:
     check_fields(config)
     jax.config.update('jax_default_matmul_precision', config.engine.precision)
     set_mesh(config)
-    model, tokenizer = target or build_model(config.target, config.engine.attention_block)
+    model, tokenizer = target or build_model(
+        config.target, config.engine.attention_block, taps=taps_of(config.drafter))
     check_capacity(config, model.max_positions)
     drafter, draft = build_drafter(config, model, tokenizer)
     session = cls(config, tokenizer, build_engine(config, drafter, tokenizer.num_tokens), Params(model, draft))

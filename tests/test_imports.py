@@ -62,7 +62,7 @@ def allowed(name: str, imported: str) -> bool:
   if under(name, ('specdec.training',)):
     return under(imported, ('specdec', 'models'))
   if under(name, NO_MODEL):
-    return under(imported, (*ARRAYS_ONLY, 'specdec.drafters.protocol'))
+    return under(imported, (*ARRAYS_ONLY, 'specdec.drafters.protocol', 'specdec.features'))
   if under(imported, ('specdec.training',)):
     return False
   heads = ('models.heads', 'models.eagle') if under(name, HEAD_DRAFTERS) else ()

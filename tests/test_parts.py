@@ -33,7 +33,7 @@ def programs(name: str) -> dict[str, str]:
   eng, params, state = case(name)
   lowered = {
       'passes': parts.target_passes.lower(eng, 5, params.target, state),
-      'drafts': parts.drafts.lower(eng, 8, params.draft, state)}
+      'drafts': parts.drafts.lower(eng, 8, params, state)}
   return {part: program.compile().as_text() for part, program in lowered.items()}
 
 
@@ -92,7 +92,7 @@ def test_all_of_a_draft_is_timed_even_where_a_row_wants_less():
   """A row that may emit two tokens drafts one at most; the cost of a draft is that of γ tokens."""
   eng, params, _ = case('draft')
   before = eng.start(params, request(2))
-  after = parts.drafts(eng, 1, params.draft, parts.copy_of(before))
+  after = parts.drafts(eng, 1, params, parts.copy_of(before))
   keys = [np.asarray(state.draft_state.cache.k[0]) for state in (before, after)]
   for row, length in enumerate(before.length_B):
     changed = np.any(keys[0][row] != keys[1][row], axis=(0, 2))

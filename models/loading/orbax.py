@@ -147,7 +147,7 @@ def read_config(directory: str | os.PathLike) -> DecoderConfig:
   try:
     if fields['rope_scaling'] is not None:
       fields['rope_scaling'] = RopeScaling(**fields['rope_scaling'])
-    return DecoderConfig(**fields | {'windows': tuple(fields['windows'])})
+    return DecoderConfig(**fields | {name: tuple(fields[name]) for name in ('windows', 'taps') if name in fields})
   except (KeyError, TypeError) as error:
     raise InputError(f'{path} is not the config of a model: {error}') from None
 
