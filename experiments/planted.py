@@ -2,9 +2,9 @@
 
     python -m experiments.planted --rows=experiments/results/planted.jsonl
 
-Each mistake of `experiments.mutations` in turn takes the place of the right part (`experiments.planting`), and `TESTS`
-run on it: some 20 seconds each, 10 minutes in all. Exit status 1 if one goes unnoticed, or if a test fails with nothing
-planted.
+Each mistake of `experiments.mutations` and `experiments.tree_mutations` in turn takes the place of the right part
+(`experiments.planting`), and `TESTS` run on it: some 40 seconds each, half an hour in all. Exit status 1 if one goes
+unnoticed, or if a test fails with nothing planted.
 """
 
 from collections.abc import Sequence
@@ -27,6 +27,7 @@ from launch.table import Column, print_table
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 EXACT = 'tests/test_enumeration.py::test_token_rule_is_exact'
+EXACT_TREE = 'tests/test_tree_enumeration.py::test_multiround_is_exact'
 TESTS = (  # quick ones that see the rules and the warp alone, by enumeration, and in the loop
     f'{EXACT}[sampled draft, 3 tokens, gamma 3]',
     f'{EXACT}[copied draft]',
@@ -40,7 +41,15 @@ TESTS = (  # quick ones that see the rules and the warp alone, by enumeration, a
     'tests/test_coupled.py::test_text_is_that_of_plain_decoding[model, gamma 4-sampled]',
     'tests/test_chi_square.py::test_joint_law_of_tokens[model]',
     'tests/test_chi_square.py::test_joint_law_of_tokens[lookup]',
-    'tests/test_chi_square.py::test_joint_law_under_filters[model]')
+    'tests/test_chi_square.py::test_joint_law_under_filters[model]',
+    'tests/test_block.py::test_block_rule_is_exact[sampled draft, 3 tokens, gamma 2]',
+    'tests/test_block.py::test_block_rule_is_exact[drafts of 0 to gamma tokens]',
+    f'{EXACT_TREE}[without replacement, 4 tokens, nodes per level 3 1]',
+    f'{EXACT_TREE}[likeliest children]',
+    f'{EXACT_TREE}[likeliest children, tested one by one]',
+    f'{EXACT_TREE}[one drawn child, then a copy]',
+    'tests/test_tree_loop.py::test_joint_law_of_tokens[tree, without]',
+    'tests/test_tree_loop.py::test_joint_law_of_tokens[tree, top]')
 COLUMNS = [Column('planted'), Column('failed', 'tests that fail'), Column('tests', 'of'), Column('verdict'),
            Column('seconds', format='.0f')]
 NOTHING = ''

@@ -2,7 +2,8 @@
 
     SPECDEC_PLANT='ratio upside down' python -m pytest -p experiments.planting tests/test_chi_square.py
 
-The names are those of `experiments.mutations`, with 'coupled: ' before mistakes of the coupled rule.
+The names are those of `experiments.mutations` and `experiments.tree_mutations`, with 'coupled: ', 'block: ' and
+'tree: ' before mistakes of those.
 """
 
 from collections.abc import Callable
@@ -14,16 +15,17 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from experiments import mutations
+from experiments import mutations, tree_mutations
 from specdec import rng, warp
-from specdec.accept import coupled, rejection
+from specdec.accept import block, coupled, multiround, rejection
 from specdec.draft import Draft, prob_of
+from specdec.drafters import children
 from specdec.drafters.model import Model, ModelDraftState
 from specdec.drafters.protocol import Context
 from specdec.warp import Sampling
 
 VARIABLE = 'SPECDEC_PLANT'
-right_propose, right_sampled_law = Model.propose, warp._sampled_law
+right_propose, right_sampled_law, right_choose = Model.propose, warp._sampled_law, children.choose
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +76,27 @@ def before_a_narrow_law(draft: Draft) -> Array:
   return jnp.pad(entropy_BM <= 0.9, ((0, 0), (0, 1)), constant_values=True)
 
 
+def likeliest_with_laws(logits_BRU: Array, count: int, kind: str, *rest, **options) -> tuple[Array, Array | None]:
+  """The likeliest children, with the laws that others would have been drawn from."""
+  tokens_BRK, _ = right_choose(logits_BRU, count, 'top', *rest, **options)
+  return tokens_BRK, right_choose(logits_BRU, count, kind, *rest, **options)[1]
+
+
+def sorted_siblings(*arguments, **options) -> tuple[Array, Array | None]:
+  tokens_BRK, laws_BRV = right_choose(*arguments, **options)
+  return jnp.sort(tokens_BRK, axis=-1), laws_BRV
+
+
+def likeliest_of_drawn(logits_BRU: Array, count: int, *rest, **options) -> tuple[Array, Array | None]:
+  """Draws one child more, and leaves out the one of the smallest probability."""
+  tokens_BRK, laws_BRV = right_choose(logits_BRU, count + 1, *rest, **options)
+  if laws_BRV is None:
+    return tokens_BRK[..., :count], None
+  prob_BRK = jnp.take_along_axis(laws_BRV, tokens_BRK, axis=-1)
+  kept_BRK = jnp.sort(jnp.argsort(-prob_BRK, axis=-1)[..., :count], axis=-1)
+  return jnp.take_along_axis(tokens_BRK, kept_BRK, axis=-1), laws_BRV
+
+
 OUTSIDE_THE_RULE = {
     'argmax draft with its softmax as draft law': Part(Model, '_draw', filtered_apart({'temperature': 0.0}, {})),
     'draft law before temperature': Part(Model, '_draw', filtered_apart({}, {'temperature': 1.0})),
@@ -81,6 +104,10 @@ OUTSIDE_THE_RULE = {
     'top-p before temperature': Part(warp, '_sampled_law', top_p_first),
     'sampled token dropped after looking': Part(Model, 'propose', shortened(likely)),
     'token kept or dropped by the law behind it': Part(Model, 'propose', shortened(before_a_narrow_law)),
+    'tree: one argmax child judged by its softmax': Part(children, 'choose', likeliest_with_laws),
+    'tree: argmax children judged by their softmax': Part(children, 'choose', likeliest_with_laws),
+    'tree: siblings sorted after they were drawn': Part(children, 'choose', sorted_siblings),
+    'tree: drawn children chosen by their probability': Part(children, 'choose', likeliest_of_drawn),
 }
 
 
@@ -91,6 +118,12 @@ def plants() -> dict[str, list[Part]]:
     if mutation.rule != mutations.RIGHT:
       found[mutation.name] = [Part(rejection, 'num_accepted', mutation.rule.num_accepted),
                               Part(rejection, 'next_law', mutation.rule.next_law)]
+  for mutation in mutations.block_mutations():
+    found[f'block: {mutation.name}'] = [Part(block, 'num_accepted', mutation.rule.num_accepted),
+                                        Part(block, 'next_law', mutation.rule.next_law)]
+  for mutation in tree_mutations.all_mutations():
+    if mutation.rule.swapped:
+      found[f'tree: {mutation.name}'] = [Part(multiround, *part) for part in mutation.rule.swapped]
   for name, rule in mutations.COUPLED.items():
     found[f'coupled: {name}'] = [Part(coupled, 'choices', rule.choices), Part(coupled, 'match', rule.match)]
   return found

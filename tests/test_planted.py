@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import mutations, planted, planting
+from experiments import mutations, planted, planting, tree_mutations
 from launch.errors import RunError
 
 EDGES = ('tests/test_warp.py::test_fault_25_acceptance_at_the_edges',)
@@ -11,7 +11,9 @@ EDGES = ('tests/test_warp.py::test_fault_25_acceptance_at_the_edges',)
 def test_every_known_mistake_can_be_planted():
   plants = planting.plants()
   assert set(plants) == {
-      *(mutation.name for mutation in mutations.all_mutations()), *(f'coupled: {name}' for name in mutations.COUPLED)}
+      *(mutation.name for mutation in mutations.all_mutations()), *(f'coupled: {name}' for name in mutations.COUPLED),
+      *(f'block: {mutation.name}' for mutation in mutations.block_mutations()),
+      *(f'tree: {mutation.name}' for mutation in tree_mutations.all_mutations())}
   for parts in plants.values():
     assert any(getattr(part.owner, part.name) is not part.wrong for part in parts)
 
