@@ -424,12 +424,18 @@ def test_text_on_a_mesh_from_files(tmp_path, version):
   with jax.set_mesh(mesh):
     taps = target_of(version).config.taps
     model, _ = load_decoder(tmp_path / 'target', mesh=mesh, attention_block=None, taps=taps)
-    head = load_eagle(tmp_path / 'head', model, mesh=mesh, attention_block=None)
+    head = load_eagle(tmp_path / 'head', model, mesh=mesh)
     drafter = Eagle(VOCAB, SPEC, 'without', version)
     result, _ = decode(engine(drafter, SPEC.num_nodes, 'multiround'), Params(model, EagleWeights.create(head, model)),
                        request(NEW, prompts=PROMPTS[1:], seeds=(1, 2)))
   assert result.tokens == greedy_text(NEW)[1:]
   assert result.total.mean_accepted > 0.2
+
+
+def test_accepting_more_than_was_expected():
+  drafter = Hybrid(Eagle(VOCAB, TreeSpec.chain(2)), Lookup(1, 2, partial=True), 2, 5)
+  with pytest.raises(ValueError, match='may accept 5 tokens'):
+    decode(engine(drafter, 7, 'multiround'), half_fitted(1), request(NEW))
 
 
 def test_refusals():

@@ -64,7 +64,7 @@ def load_eagle(path: str | os.PathLike, target: Decoder, dtype: str = 'float32',
     target: its sizes must fit, and its embedding is borrowed.
     dtype: of the parameters, whatever the file holds.
     mesh: where the parameters go; None is the default device.
-    **decoder_changes: fields of `DecoderConfig` to replace.
+    **decoder_changes: fields of `DecoderConfig` to replace; `attention_block` and `split` are the target's.
 
   Raises:
     InputError: one line that names the file and the tensor or field at fault.
@@ -72,8 +72,8 @@ def load_eagle(path: str | os.PathLike, target: Decoder, dtype: str = 'float32',
   path = Path(path)
   source = open_head(path)
   config = read_config(path, source, target)
-  config = dataclasses.replace(
-      config, decoder=dataclasses.replace(config.decoder, dtype=float_dtype(dtype), **decoder_changes))
+  changes = dict(dtype=float_dtype(dtype), attention_block=target.config.attention_block, split=target.config.split)
+  config = dataclasses.replace(config, decoder=dataclasses.replace(config.decoder, **changes | decoder_changes))
   plan = _plan(source, config)
   ids = read_draft_ids(source, config)
   decoder, times = with_repeats(config.decoder, mesh)

@@ -146,6 +146,8 @@ class Eagle:
 
   def observe(self, state: EagleState, length_B: Array, features_BEF: Array) -> EagleState:
     missing = self.num_features - features_BEF.shape[1]
+    if missing < 0:
+      raise ValueError(f'a step may accept {features_BEF.shape[1] - 1} tokens: eagle needs that as `longest`')
     features_BEF = jnp.pad(features_BEF, ((0, 0), (0, missing), (0, 0)))
     return EagleState(state.cache, features_BEF, length_B - 1 - state.cache.length_B)
 
