@@ -105,6 +105,10 @@ class FilteredDraft:
 
   model: Model
   name = 'filtered'
+  reads, is_tree, draws = Model.reads, False, True
+
+  def levels(self, gamma: int) -> int:
+    return gamma
 
   def init(self, params: Any, *arguments) -> Any:
     return self.model.init(params[0], *arguments)
@@ -114,8 +118,8 @@ class FilteredDraft:
     draft, state = self.model.propose(draft_model, state, context.replace(sampling=sampling), gamma)
     return dataclasses.replace(draft, probs_BMV=jnp.where(lie, reported_V, draft.probs_BMV)), state
 
-  def observe(self, state: Any, length_B: Any) -> Any:
-    return self.model.observe(state, length_B)
+  def observe(self, state: Any, length_B: Any, features_BEF: Any) -> Any:
+    return self.model.observe(state, length_B, features_BEF)
 
 
 def filtered_loop(sampling: Sampling, lie: bool) -> chi.Loop:
