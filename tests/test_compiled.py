@@ -150,6 +150,7 @@ def test_values_compile_nothing(name, count_compiles):
     return eng.generate(params, request(count, sampling, stop_table=stop_table([stop], pieces), **changes)).tokens
 
   texts = [generate()]
+  Sampling.create(0.5, 3, 0.5)  # making the scalars compiles something of its own
   with count_compiles() as count:
     for temperature, top_k, top_p in ((1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.5)):
       texts.append(generate(sampling=Sampling.create(temperature, top_k, top_p)))

@@ -133,6 +133,7 @@ def test_profile(tmp_path):
   assert list(tmp_path.rglob('*.xplane.pb'))
 
 
+@pytest.mark.slow
 def test_a_killed_process_of_a_sharded_humaneval_run(tmp_path):
   """kill -9 of one of two processes: the other asks for a restart, and the restarted run comes to the results of one
   process on one device."""

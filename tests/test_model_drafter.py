@@ -15,6 +15,7 @@ from specdec.draft import Draft
 from specdec.drafters import Model
 from specdec.drafters.protocol import Context
 from specdec.engine import Params, step_once
+from specdec.features import Reads
 from tests.toys import (
   CAPACITY,
   PROMPTS,
@@ -81,10 +82,14 @@ class Scheduled:
   inner: Model
   schedule: tuple[int, ...]
 
-  name = 'scheduled'
+  name, reads = 'scheduled', Reads.NOTHING
+  is_tree, draws = False, True
 
-  def init(self, params: Any, tokens_BL: Array, length_B: Array, bucket: int) -> ScheduledState:
-    return ScheduledState(self.inner.init(params, tokens_BL, length_B, bucket), jnp.int32(0))
+  def levels(self, gamma: int) -> int:
+    return gamma
+
+  def init(self, params: Any, *arguments: Any) -> ScheduledState:
+    return ScheduledState(self.inner.init(params, *arguments), jnp.int32(0))
 
   def propose(self, params: Any, state: ScheduledState, context: Context, gamma: int) -> tuple[Draft, ScheduledState]:
     row_B = jnp.arange(context.length_B.shape[0])
@@ -93,8 +98,8 @@ class Scheduled:
     drafted, inner = self.inner.propose(params, state.inner, context, gamma)
     return drafted, ScheduledState(inner, state.rounds + 1)
 
-  def observe(self, state: ScheduledState, length_B: Array) -> ScheduledState:
-    return state.replace(inner=self.inner.observe(state.inner, length_B))
+  def observe(self, state: ScheduledState, *arguments: Any) -> ScheduledState:
+    return state.replace(inner=self.inner.observe(state.inner, *arguments))
 
 
 SCHEDULED = Scheduled(Model(VOCAB), (3, 0, 3) + (0,) * 12)

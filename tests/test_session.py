@@ -76,7 +76,7 @@ def test_fields_are_checked_before_a_model_is_loaded():
 
 def test_a_fault_of_the_program_is_no_wrong_input(monkeypatch):
   """A ValueError of JAX or NumPy keeps its traceback."""
-  def broken(section, attention_block):
+  def broken(section, attention_block, **options):
     raise ValueError('shapes (3,) and (4,) do not fit')
   monkeypatch.setattr('launch.session.build_model', broken)
   with pytest.raises(ValueError, match='do not fit') as caught:

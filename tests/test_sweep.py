@@ -184,7 +184,8 @@ def test_shipped_sweeps_show_what_they_sweep(name, field, answer, capsys):
   sweep.show(rows)
   heading, _, *lines = capsys.readouterr().out.splitlines()
   assert heading.split()[0] == field and answer in heading.split() and 'speed-up' in heading.split()
-  assert [line.split()[0] for line in lines] == [str(value) for value in config.grid.engine[field]]
+  assert [line.split()[0] for line in lines] == [
+      str(value) for value in config.grid.engine[field] for _ in config.grid.engine.gamma]
   assert max(map(len, lines)) <= 140
 
 

@@ -138,6 +138,7 @@ def test_seeds():
   assert not set(first) & set(seeds_for(1, [one, one, other]))
 
 
+@pytest.mark.slow
 def test_humaneval_goes_on(tmp_path):
   """Killed after some units: the samples are those of a run left alone, and those of another batch size."""
   texts = {}

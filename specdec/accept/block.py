@@ -38,8 +38,10 @@ def num_accepted(uniform_BM: Array, draft: Draft, target_probs_BTV: Array) -> Ar
   share_BM = share_BT[:, 1:]
   after_BM = jnp.pad(mass_BM[:, 1:], ((0, 0), (0, 1)))
   total_BM = after_BM + (1 - share_BM)  # so that it is no less than after_BM, rounded
-  threshold_BM = jnp.where(total_BM > 0, after_BM / jnp.where(total_BM > 0, total_BM, 1), 1)  # π = 1, Z = 0: no doubt
-  threshold_BM = jnp.where(index_M == draft.count_B[:, None], share_BM, threshold_BM)
+  certain_BM = total_BM == 0  # π = 1, Z = 0: no doubt
+  threshold_BM = jnp.where(certain_BM, 1, after_BM / jnp.where(certain_BM, 1, total_BM))
+  is_last_BM = (index_M == draft.count_B[:, None]) | jnp.isnan(after_BM)  # nothing is drawn from a law that is NaN
+  threshold_BM = jnp.where(is_last_BM, share_BM, threshold_BM)
   kept_BM = (uniform_BM < threshold_BM) & (index_M <= draft.count_B[:, None])
   return jnp.max(jnp.where(kept_BM, index_M, 0), axis=1, initial=0)
 
