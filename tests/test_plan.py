@@ -127,6 +127,7 @@ def test_a_prompt_that_fills_the_row():
 
 
 @needs_libtpu
+@pytest.mark.slow
 def test_grouped_queries_on_v4():
   """Llama 2 70B has 8 kv heads for 16 chips: each is repeated, the structure stays."""
   structure_holds(planned('llama2_70b'), LAYERS['llama2_70b'], LAYERS['llama2_7b'])
