@@ -35,7 +35,7 @@ RANDOM_MODELS: dict[str, tuple[Callable[[], DecoderConfig], int]] = {  # name: c
 
 PRECISIONS = ('default', 'high', 'highest')
 LEAST = {'engine.gamma': 0, 'engine.capacity': 2, 'engine.batch': 1, 'engine.attention_block': 0, 'engine.rows': 1,
-                 'sampling.max_new_tokens': 1}
+         'sampling.max_new_tokens': 1}
 MOST = 1 << 30  # sums of two such numbers fit into 32 bits
 
 AnyTokenizer = Tokenizer | ByteTokenizer

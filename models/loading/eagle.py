@@ -29,7 +29,7 @@ from models.kv_heads import repeat_kv_heads, with_repeats
 from models.loading.export import hf_config as to_hf_config
 from models.loading.hf_config import Fields, decoder_config
 from models.loading.load import float_dtype, place
-from models.loading.name_maps import BUFFERS, Assignment, Rule, TensorFile, fused_qkv, gate_and_up
+from models.loading.name_maps import BUFFERS, Assignment, Rule, TensorFile, fused_qkv, gate_and_up, refuse
 from models.loading.safetensors import SafetensorsDirectory, read_json, write_safetensors
 from models.loading.torch_file import TorchFile
 from models.sharding import sharding_of
@@ -213,11 +213,7 @@ def _plan(source: TensorFile, config: EagleConfig) -> dict[tuple, Assignment]:
     rule = RULES['.'.join(path)]
     plan[path] = Assignment(rule, rule.names('hf', LAYER[config.version]), leaf.shape)
   wanted = {name: shape for assignment in plan.values() for name, shape in assignment.tensors()}
-  problems = list(_problems(source, wanted))
-  if problems:
-    more = f'; and {len(problems) - 3} more' if len(problems) > 3 else ''
-    raise InputError(f'{source.path} does not match its configuration ({len(problems)} tensors): '
-                     f'{"; ".join(problems[:3])}{more}')
+  refuse(source, list(_problems(source, wanted)))
   return plan
 
 

@@ -173,11 +173,16 @@ def assign(source: TensorFile, style: str, config: DecoderConfig,
   known = wanted.keys() | ({head} if config.tied_embedding else set())
   problems += [f'{name!r} is not part of the model' for name in source.shapes
                if name not in known and not BUFFERS.search(name) and source.is_float(name)]
+  refuse(source, problems)
+  return plan
+
+
+def refuse(source: TensorFile, problems: list[str]) -> None:
+  """Raises InputError if there is a problem: one line with the first three."""
   if problems:
     more = f'; and {len(problems) - 3} more' if len(problems) > 3 else ''
     raise InputError(f'{source.path} does not match its configuration ({len(problems)} tensors): '
                      f'{"; ".join(problems[:3])}{more}')
-  return plan
 
 
 def _problems(source: TensorFile, wanted: dict[str, tuple[int, ...]]) -> Iterator[str]:

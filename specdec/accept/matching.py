@@ -7,7 +7,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from specdec.draft import AnyDraft, Draft, TreeDraft, Verdict
-from specdec.tree import ancestors, rows_to, with_root
+from specdec.tree import ancestors, depths, rows_to
 
 
 def match(choice_BT: Array, draft: AnyDraft) -> Verdict:
@@ -22,7 +22,7 @@ def match_chain(choice_BT: Array, draft: Draft) -> Verdict:
 
 
 def match_tree(choice_BT: Array, draft: TreeDraft) -> Verdict:
-  hit_BM = draft.tokens_BM == jnp.take_along_axis(choice_BT, draft.parents_BM, axis=1)
+  hit_BM = draft.tokens_BM == at_parent(choice_BT, draft)
   row_B, num_accepted_B = deepest(hit_BM, draft)
   next_B = jnp.take_along_axis(choice_BT, row_B[:, None], axis=1)[:, 0]
   return Verdict(num_accepted_B, next_B, rows_to(row_B, draft.parents_BM, draft.levels))
@@ -43,9 +43,9 @@ def deepest(hit_BM: Array, draft: TreeDraft, prefer_BT: Array | None = None) -> 
 
 def row_depths(draft: TreeDraft) -> Array:
   """[B, T]"""
-  return jnp.sum(ancestors(draft.parents_BM, draft.levels), axis=-1) - 1
+  return depths(draft.parents_BM, draft.levels)
 
 
 def at_parent(x_BT: Array, draft: TreeDraft) -> Array:
   """[B, M]: what belongs to the row above each node."""
-  return jnp.take_along_axis(x_BT, with_root(draft.parents_BM)[:, 1:], axis=1)
+  return jnp.take_along_axis(x_BT, draft.parents_BM, axis=1)
