@@ -18,11 +18,15 @@ import pytest
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_default_matmul_precision', 'highest')
 
-# Tests and the commands that they start compile the same toy programs many times over: once is enough.
+# Tests and the commands that they start compile the same toy programs many times over: once is enough, and fast code
+# is not wanted of programs that run for a moment (`optimized` is for tests of what the compiler makes of a program).
 PROGRAMS = {
+    'jax_disable_most_optimizations': True,
     'jax_compilation_cache_dir': str(pathlib.Path(__file__).parents[1] / '.pytest_cache' / 'programs'),
     'jax_persistent_cache_min_compile_time_secs': 0.3,
     'jax_persistent_cache_min_entry_size_bytes': 0}
+if jax.__version_info__ < (0, 12):  # XLA refuses flags that it does not know
+  os.environ['XLA_FLAGS'] = f'--xla_cpu_use_fusion_emitters=false {os.environ.get("XLA_FLAGS", "")}'
 for name, value in PROGRAMS.items():
   os.environ.setdefault(name.upper(), str(value))
   jax.config.update(name, value)
@@ -47,6 +51,18 @@ def forget_programs() -> Iterator[None]:
   yield
   if MAPS.exists() and MAPS.read_text().count('\n') > MANY_MAPS:
     jax.clear_caches()
+
+
+@pytest.fixture(scope='module')
+def optimized() -> Iterator[None]:
+  """Programs as users get them."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '0')
+    jax.clear_caches()
+    jax.config.update('jax_disable_most_optimizations', False)
+    yield
+  jax.clear_caches()
+  jax.config.update('jax_disable_most_optimizations', True)
 
 
 @pytest.fixture

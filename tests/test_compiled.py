@@ -31,6 +31,7 @@ from tests.toys import (
   target,
 )
 
+pytestmark = pytest.mark.usefixtures('optimized')
 DRAFTERS = {
     'none': (Empty(), 0, lambda: None),
     'lookup': (Lookup(), 4, lambda: None),

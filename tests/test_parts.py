@@ -15,6 +15,7 @@ from tests.test_compiled import IN_PLACE, instructions
 from tests.test_sharding import on_mesh, placed
 from tests.toys import SLOTS, VOCAB, draft, engine, recorded, request, target
 
+pytestmark = pytest.mark.usefixtures('optimized')
 DRAFTERS = {
     'lookup': (Lookup(partial=True), lambda: None),
     'simulated': (Simulated(0.7), lambda: recorded([[1] * 30] * 3)),
