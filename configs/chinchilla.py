@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 DRAFTERS = {
     'none': {'name': 'none'},
-    'model': {'name': 'model', 'source': 'random:chinchilla_4b', 'dtype': 'bfloat16'},
+    'model': {'name': 'model', 'source': 'random:chinchilla_4b', 'dtype': 'bfloat16', 'draft_vocab': ''},
 }
 # Table 1 of the paper, and the acceptance it implies: a step of 4 drafted tokens took 22.4 ms (Figure 1), so 22.4 / ms
 # tokens were emitted per step, which is (1 - alpha^5) / (1 - alpha).

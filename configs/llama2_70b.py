@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 DRAFTERS = {
     'none': {'name': 'none'},
     'lookup': {'name': 'lookup', 'min_ngram': 1, 'max_ngram': 3, 'match': 'earliest', 'partial': True},
-    'model': {'name': 'model', 'source': 'random:llama2_7b', 'dtype': 'bfloat16'},
+    'model': {'name': 'model', 'source': 'random:llama2_7b', 'dtype': 'bfloat16', 'draft_vocab': ''},
 }
 
 def get_config(variant: str = 'model') -> ConfigDict:

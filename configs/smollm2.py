@@ -12,13 +12,15 @@ from ml_collections import ConfigDict
 
 LOOKUP = {'min_ngram': 1, 'max_ngram': 3, 'match': 'earliest', 'partial': True}
 TREE = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1))
+SELF = {'name': 'self', 'num_layers': 4, 'draft_vocab': ''}  # or a JSON list of the ids that the draft may say
 DRAFTERS = {
     'none': {'name': 'none'},
     'lookup': LOOKUP | {'name': 'lookup'},
-    'self': {'name': 'self', 'num_layers': 4},
+    'self': SELF,
     'lookup_tree': LOOKUP | {'name': 'lookup_tree', 'branches': 2},
-    'hybrid': {'name': 'hybrid', 'of': {'name': 'self', 'num_layers': 4}, 'lookup': LOOKUP, 'copied': 5},
-    'medusa': {'name': 'medusa', 'source': 'untrained', 'dtype': 'float32', 'tree': TREE, 'num_heads': 3},
+    'hybrid': {'name': 'hybrid', 'of': SELF, 'lookup': LOOKUP, 'copied': 5},
+    'medusa': {'name': 'medusa', 'source': 'untrained', 'dtype': 'float32', 'tree': TREE, 'num_heads': 3,
+               'own_head': False},
     'eagle': {'name': 'eagle', 'source': 'untrained', 'dtype': 'float32', 'tree': TREE, 'children': 'top', 'version': 1,
               'taps': ()},
 }

@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 DRAFTERS = {
     'none': {'name': 'none'},
     'lookup': {'name': 'lookup', 'min_ngram': 1, 'max_ngram': 3, 'match': 'earliest', 'partial': True},
-    'self': {'name': 'self', 'num_layers': 1},
-    'model': {'name': 'model', 'source': 'random:tiny_draft', 'dtype': 'float32'},
+    'self': {'name': 'self', 'num_layers': 1, 'draft_vocab': ''},
+    'model': {'name': 'model', 'source': 'random:tiny_draft', 'dtype': 'float32', 'draft_vocab': ''},
     'simulated': {'name': 'simulated', 'alpha': 0.8},
 }
 

@@ -14,7 +14,7 @@ from experiments.enumeration import law_of_length, table_law, warped
 from experiments.table_tree import TableTree
 from models.table import TableModel
 from specdec.accept.protocol import AcceptRule
-from specdec.drafters import Empty, Lookup, Model, Simulated, children
+from specdec.drafters import Empty, Lookup, Model, ReducedModel, Simulated, children
 from specdec.drafters.protocol import Drafter
 from specdec.engine import Engine, Params, Request, run
 from specdec.metrics import Metrics
@@ -131,6 +131,12 @@ def padded_models(tables: Sequence[np.ndarray]) -> list[TableModel]:
   return [TableModel.create(table, 2 - i, PADDING_WEIGHT) for i, table in enumerate(tables)]
 
 
+def fewer_tokens(draft: TableModel, vocab: int) -> ReducedModel:
+  """A draft that says every other token, and one that only pads the vocabulary."""
+  ids_U = jnp.asarray([*range(0, vocab, 2), vocab], jnp.int32)
+  return ReducedModel(draft.replace(weights=draft.weights[..., ids_U]), ids_U)
+
+
 def loops(rule: AcceptRule, batch: int, vocab: int = 4, gamma: int = 3, seed: int = 0) -> dict[str, Loop]:
   """One loop for each drafter, with padded vocabularies and a prompt in which lookup finds something."""
   tables = exact_cases.pair(vocab, seed)
@@ -140,6 +146,7 @@ def loops(rule: AcceptRule, batch: int, vocab: int = 4, gamma: int = 3, seed: in
   drafters = {
       'none': (Empty(), None, 0),
       'model': (model_drafter(vocab, gamma), draft, gamma),
+      'model, fewer tokens': (model_drafter(vocab, gamma), fewer_tokens(draft, vocab), gamma),
       'lookup': (Lookup(partial=True), None, gamma),
       'simulated': (Simulated(0.5), jnp.asarray(recorded), gamma),
   }

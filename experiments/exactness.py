@@ -47,7 +47,7 @@ LEAST_P_VALUE = 1e-3  # seeds are fixed: a machine that passes once passes alway
 SAMPLED = Sampling.create(1.0)
 DRAFTERS = {  # as sections of a config
     'lookup': {'name': 'lookup', 'min_ngram': 1, 'max_ngram': 3, 'match': 'earliest', 'partial': True},
-    'self': {'name': 'self', 'num_layers': 1},
+    'self': {'name': 'self', 'num_layers': 1, 'draft_vocab': ''},
     'simulated': {'name': 'simulated', 'alpha': 0.5},
 }
 PLAIN, GREEDY = 'none', 0.0

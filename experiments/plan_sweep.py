@@ -17,7 +17,7 @@ from experiments import plot
 from experiments.sweep import load_config
 from launch import cli, results
 from launch.compile_ahead import need_compiler
-from launch.estimate import Step, workloads_of
+from launch.estimate import TREES, Step, workloads_of
 from launch.plan import WORKLOAD_COLUMNS, plan
 from launch.progress import track
 from launch.slices.table import slice_of
@@ -73,6 +73,8 @@ def run_sweep(config: ConfigDict, out: str | None = None) -> list[dict[str, Any]
   base = load_config(config.base)
   if not config.gammas or min(config.gammas) < 1:
     raise InputError(f'gammas={config.gammas}: give numbers of drafted tokens, from 1 on')
+  if base.drafter.name in TREES:
+    raise InputError(f'drafter.name={base.drafter.name!r} drafts a tree, which has its shape: sweep γ of a chain')
   wanted = [(slice_of(name), gamma, told) for name in config.topologies
             for gamma, told in loops(config.gammas, base.engine.rows).items()]
   keys = {(made.name, gamma): keys_of(base, made.name, told, config.assume) for made, gamma, told in wanted}

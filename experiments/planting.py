@@ -19,7 +19,8 @@ from experiments import mutations, tree_mutations
 from specdec import rng, warp
 from specdec.accept import block, coupled, multiround, rejection
 from specdec.draft import Draft, prob_of
-from specdec.drafters import children
+from specdec.drafters import children, model
+from specdec.drafters.draft_vocab import DraftVocab
 from specdec.drafters.model import Model, ModelDraftState
 from specdec.drafters.protocol import Context
 from specdec.warp import Sampling
@@ -40,9 +41,9 @@ class Part:
 def filtered_apart(drawn: dict[str, float], reported: dict[str, float]) -> Callable:
   """Draws tokens by filters with some changes, and reports the law by filters with others."""
 
-  def draw(self: Model, logits_B1V: Array, context: Context, index: int | Array) -> tuple[Array, Array]:
-    law_of = lambda changes: warp.warp(
-        logits_B1V[:, 0, :self.num_tokens], dataclasses.replace(context.sampling, **changes))
+  def draw(logits_B1U: Array, vocab: DraftVocab, context: Context, index: int | Array) -> tuple[Array, Array]:
+    law_of = lambda changes: vocab.laws(
+        warp.warp(vocab.real(logits_B1U), dataclasses.replace(context.sampling, **changes)))[:, 0]
     token_B = rng.draw(context.row_key_B, context.length_B + index, law_of(drawn), context.purpose)
     return token_B, law_of(reported)
 
@@ -98,9 +99,9 @@ def likeliest_of_drawn(logits_BRU: Array, count: int, *rest, **options) -> tuple
 
 
 OUTSIDE_THE_RULE = {
-    'argmax draft with its softmax as draft law': Part(Model, '_draw', filtered_apart({'temperature': 0.0}, {})),
-    'draft law before temperature': Part(Model, '_draw', filtered_apart({}, {'temperature': 1.0})),
-    'draft law before top-k': Part(Model, '_draw', filtered_apart({}, {'top_k': 0})),
+    'argmax draft with its softmax as draft law': Part(model, 'draw', filtered_apart({'temperature': 0.0}, {})),
+    'draft law before temperature': Part(model, 'draw', filtered_apart({}, {'temperature': 1.0})),
+    'draft law before top-k': Part(model, 'draw', filtered_apart({}, {'top_k': 0})),
     'top-p before temperature': Part(warp, '_sampled_law', top_p_first),
     'sampled token dropped after looking': Part(Model, 'propose', shortened(likely)),
     'token kept or dropped by the law behind it': Part(Model, 'propose', shortened(before_a_narrow_law)),

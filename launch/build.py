@@ -31,6 +31,7 @@ RANDOM_MODELS: dict[str, tuple[Callable[[], DecoderConfig], int]] = {  # name: c
     'chinchilla_4b': (DecoderConfig.chinchilla_4b, 1),
     'llama2_70b': (DecoderConfig.llama2_70b, 0),
     'llama2_7b': (DecoderConfig.llama2_7b, 1),
+    'mistral_7b': (DecoderConfig.mistral_7b, 0),
 }
 
 PRECISIONS = ('default', 'high', 'highest')

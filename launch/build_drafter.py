@@ -1,13 +1,16 @@
 """From a `drafter` section to a drafter and what the device holds for it."""
 
+from collections.abc import Callable
 import dataclasses
 from typing import Any
 
 from flax import nnx
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from launch.build import AnyTokenizer, build_model, check_layers, given_by, splits_draft
+from launch.draft_ids import read_draft_ids
 from launch.drafter_fields import UNTRAINED
 from models.config import EagleConfig, MedusaConfig
 from models.decoder import Decoder
@@ -17,6 +20,7 @@ from models.loading.eagle import load_eagle
 from models.loading.load import float_dtype
 from models.loading.medusa import load_medusa
 from models.random_weights import new_module
+from models.sharding import constrain, put_whole
 from models.tokenizer import check_same_vocabulary
 from specdec import drafters
 from specdec.tree import TreeSpec
@@ -29,42 +33,62 @@ def build_drafter(config: ConfigDict, target: Decoder, tokenizer: AnyTokenizer) 
     InputError: whatever of the section does not fit the target.
   """
   with given_by('drafter'):
-    return _build(config, config.drafter, target, tokenizer)
+    return drafter_of(config, tokenizer.num_tokens), _params(config, config.drafter, target, tokenizer)
 
 
-def _build(config: ConfigDict, section: ConfigDict, target: Decoder,
-           tokenizer: AnyTokenizer) -> tuple[drafters.Drafter, Any]:
-  name, num_tokens, rows = section.name, tokenizer.num_tokens, config.engine.rows
-  if name == 'none':
-    return drafters.Empty(), None
-  if name == 'lookup':
-    return drafters.Lookup(**_lookup_fields(section)), None
-  if name == 'lookup_tree':
-    return drafters.LookupTree(**_lookup_fields(section), branches=section.branches), None
-  if name == 'self':
-    check_layers(section.num_layers, target.config.num_layers)
-    return drafters.Model(num_tokens, rows), target.first_layers(section.num_layers)
-  if name == 'model':
-    draft, draft_tokenizer = build_model(section, config.engine.attention_block, splits_draft(config))
-    check_same_vocabulary(tokenizer, draft_tokenizer)
-    return drafters.Model(num_tokens, rows), draft
-  if name == 'medusa':
-    return drafters.Medusa(tree_of(section.tree), num_tokens), _medusa(section, target)
-  if name == 'eagle':
-    return drafters.Eagle(num_tokens, tree_of(section.tree), section.children, section.version, rows), _eagle(
-        section, target)
-  if name == 'hybrid':
-    return _hybrid(config, target, tokenizer)
-  return drafters.Simulated(section.alpha), None
+def drafter_of(config: ConfigDict, num_tokens: int) -> drafters.Drafter:
+  """The drafter without its weights.
+
+  Args:
+    config: of a decode command.
+    num_tokens: real tokens of the vocabulary.
+
+  Raises:
+    InputError: fields that do not fit each other.
+  """
+  with given_by('drafter'):
+    return _drafter(config.drafter, config.engine, num_tokens)
 
 
-def _hybrid(config: ConfigDict, target: Decoder, tokenizer: AnyTokenizer) -> tuple[drafters.Drafter, Any]:
-  section = config.drafter
-  inner, params = _build(config, section.of, target, tokenizer)
-  if isinstance(inner, drafters.Eagle):
-    inner = drafters.Eagle(**vars(inner) | {'longest': section.copied})
-  lookup = drafters.Lookup(**_lookup_fields(section.lookup))
-  return drafters.Hybrid(inner, lookup, config.engine.gamma - section.copied, section.copied), params
+def _drafter(section: ConfigDict, engine: ConfigDict, num_tokens: int) -> drafters.Drafter:
+  match section.name:
+    case 'none':
+      return drafters.Empty()
+    case 'lookup':
+      return drafters.Lookup(**_lookup_fields(section))
+    case 'lookup_tree':
+      return drafters.LookupTree(**_lookup_fields(section), branches=section.branches)
+    case 'self' | 'model':
+      return drafters.Model(num_tokens, engine.rows)
+    case 'medusa':
+      return drafters.Medusa(tree_of(section.tree), num_tokens)
+    case 'eagle':
+      return drafters.Eagle(num_tokens, tree_of(section.tree), section.children, section.version, engine.rows)
+    case 'hybrid':
+      inner = _drafter(section.of, engine, num_tokens)
+      if isinstance(inner, drafters.Eagle):
+        inner = dataclasses.replace(inner, longest=section.copied)
+      return drafters.Hybrid(
+          inner, drafters.Lookup(**_lookup_fields(section.lookup)), engine.gamma - section.copied, section.copied)
+  return drafters.Simulated(section.alpha)
+
+
+def _params(config: ConfigDict, section: ConfigDict, target: Decoder, tokenizer: AnyTokenizer) -> Any:
+  match section.name:
+    case 'self':
+      check_layers(section.num_layers, target.config.num_layers)
+      return _reduced(section, target.first_layers(section.num_layers), tokenizer)
+    case 'model':
+      draft, draft_tokenizer = build_model(section, config.engine.attention_block, splits_draft(config))
+      check_same_vocabulary(tokenizer, draft_tokenizer)
+      return _reduced(section, draft, tokenizer)
+    case 'medusa':
+      return _medusa(section, target)
+    case 'eagle':
+      return _eagle(section, target)
+    case 'hybrid':
+      return _params(config, section.of, target, tokenizer)
+  return None
 
 
 def _lookup_fields(section: ConfigDict) -> dict[str, Any]:
@@ -79,6 +103,15 @@ def tree_of(field: Any) -> TreeSpec | drafters.Dynamic:
   return TreeSpec.from_paths(field)
 
 
+def _reduced(section: ConfigDict, draft: Decoder, tokenizer: AnyTokenizer) -> Decoder | drafters.ReducedModel:
+  """The draft, with the rows of its LM head that the section wants."""
+  if not section.draft_vocab:
+    return draft
+  ids_U = put_whole(read_draft_ids(section.draft_vocab, tokenizer.num_tokens))
+  rows_of = lambda head_VD: constrain(jnp.take(head_VD, ids_U, axis=0), 'VD', draft.config.split)
+  return drafters.ReducedModel(draft.with_head(jax.jit(rows_of)(draft.lm_head)), ids_U)
+
+
 def _mesh() -> jax.sharding.Mesh | None:
   mesh = jax.sharding.get_mesh()
   return None if mesh.empty else mesh
@@ -87,27 +120,27 @@ def _mesh() -> jax.sharding.Mesh | None:
 def _medusa(section: ConfigDict, target: Decoder) -> drafters.MedusaParams:
   config = target.config
   if section.source == UNTRAINED:
-    heads = new_module(lambda: MedusaHeads(medusa_config(section, target), nnx.Rngs(0)), _mesh())
+    heads = new_module(untrained_heads(section, target), _mesh())
   else:
     heads = load_medusa(section.source, config.width, target.vocab_size, dtype=section.dtype, mesh=_mesh())
   return drafters.MedusaParams(heads, None if heads.config.own_head else target.lm_head)
 
 
-def medusa_config(section: ConfigDict, target: Decoder) -> MedusaConfig:
-  """Of heads that have not been trained: one residual block each, and the target's LM head."""
-  return MedusaConfig(num_heads=section.num_heads, width=target.config.width, vocab_size=target.vocab_size,
-                      num_layers=1, own_head=False, dtype=float_dtype(section.dtype))
-
-
 def _eagle(section: ConfigDict, target: Decoder) -> EagleWeights:
   if section.source == UNTRAINED:
-    config = eagle_config(section, target)
-    return EagleWeights.create(new_module(lambda: EagleHead(config, nnx.Rngs(0)), _mesh()), target)
-  head = load_eagle(section.source, target, dtype=section.dtype, mesh=_mesh())
+    head = new_module(untrained_heads(section, target), _mesh())
+  else:
+    head = load_eagle(section.source, target, dtype=section.dtype, mesh=_mesh())
   return EagleWeights.create(head, target)
 
 
-def eagle_config(section: ConfigDict, target: Decoder) -> EagleConfig:
-  """Of a head that has not been trained."""
-  layer = dataclasses.replace(target.config, num_layers=1, windows=(), taps=(), dtype=float_dtype(section.dtype))
-  return EagleConfig(layer, section.version, fc_bias=section.version == 1)
+def untrained_heads(section: ConfigDict, target: Decoder) -> Callable[[], nnx.Module]:
+  """What makes the heads of a `medusa` or `eagle` section for this target, all weights new."""
+  dtype = float_dtype(section.dtype)
+  if section.name == 'medusa':
+    heads = MedusaConfig(num_heads=section.num_heads, width=target.config.width, vocab_size=target.vocab_size,
+                         own_head=section.own_head, dtype=dtype)
+    return lambda: MedusaHeads(heads, nnx.Rngs(0))
+  layer = dataclasses.replace(target.config, num_layers=1, windows=(), taps=(), dtype=dtype)
+  head = EagleConfig(layer, section.version, fc_bias=section.version == 1, num_taps=max(len(section.taps), 1))
+  return lambda: EagleHead(head, nnx.Rngs(0))

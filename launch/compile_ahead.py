@@ -4,17 +4,12 @@
 say how each array lies on the mesh.
 """
 
-import contextlib
 import dataclasses
 import functools
 import importlib.util
-import math
 import os
-import pathlib
-import types
 from typing import Any
 
-from flax import nnx
 import jax
 from jax.experimental import topologies
 import jax.numpy as jnp
@@ -22,34 +17,21 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from launch import hlo
-from launch.build import (
-  build_engine,
-  build_sampling,
-  check_capacity,
-  check_layers,
-  random_config,
-  splits_draft,
-)
-from launch.build_drafter import build_drafter
+from launch.build import build_engine, build_sampling, check_capacity
+from launch.build_drafter import drafter_of
 from launch.libtpu_flags import LIBTPU_FLAGS
 from launch.mesh import make_mesh
+from launch.shapes import abstract_draft, abstract_target, device_shape
 from launch.slices.table import Slice, check_mesh
-from models.abstract import abstract_decoder
-from models.config import DecoderConfig
 from models.decoder import Decoder
 from models.errors import InputError
 from models.kv_cache import KVCache
-from models.kv_heads import with_repeats
-from models.loading import embedded_model, orbax
-from models.loading.load import float_dtype, open_checkpoint
-from models.sharding import sharding_of, spec
-from specdec import drafters
+from models.sharding import spec
 from specdec.commit import Limits
-from specdec.drafters import Empty
+from specdec.drafters import Empty, ReducedModel
 from specdec.engine import Engine, Params, prefill, run
 from specdec.state import DecodeState
 
-PLANNED = ('none', 'lookup', 'self', 'model')
 SMALLEST_KEPT = 1 << 16  # bytes; biases and norms are nothing beside
 
 
@@ -190,60 +172,20 @@ def described_mesh(made: Slice, mesh: ConfigDict) -> Mesh:
   return make_mesh(mesh.data, mesh.model, described.devices)
 
 
-def model_config(section: ConfigDict, attention_block: int) -> DecoderConfig:
-  """The shapes of the model of a `target` or `drafter` section; no weight is read."""
-  if section.source.startswith('random:'):
-    return random_config(section, attention_block)[0]
-  path = embedded_model() if section.source == 'embedded' else pathlib.Path(section.source)
-  with contextlib.ExitStack() as stack:
-    config = (orbax.read_config(path) if orbax.is_checkpoint(path)
-              else stack.enter_context(open_checkpoint(path))[2])
-  return dataclasses.replace(config, dtype=float_dtype(section.dtype), attention_block=attention_block or None)
-
-
-def abstract_model(config: DecoderConfig, mesh: Mesh) -> Decoder:
-  """The model as shapes that say how they lie on the mesh."""
-  graph, leaves = abstract_decoder(with_repeats(config, mesh)[0])
-  place = sharding_of(mesh, config.split)
-  return nnx.merge(graph, nnx.from_flat_state([
-      (path, leaf.replace(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place(path, leaf.shape))))
-      for path, leaf in leaves.items()]))
-
-
 def programs_of(config: ConfigDict, mesh: Mesh) -> Programs:
   """What the config runs on the mesh.
 
   Raises:
     InputError: a drafter that cannot be planned, or dimensions that the mesh does not divide.
   """
-  if config.drafter.name not in PLANNED:
-    raise InputError(f"drafter.name={config.drafter.name!r} cannot be planned: use one of {', '.join(PLANNED)}")
-  target = model_config(config.target, config.engine.attention_block)
-  num_tokens = target.vocab_size
+  target = abstract_target(config, mesh)
   check_capacity(config, target.max_positions)
-  target_model, draft = abstract_model(target, mesh), None
-  if config.drafter.name == 'model':
-    draft_config = dataclasses.replace(
-        model_config(config.drafter, config.engine.attention_block), split=splits_draft(config))
-    num_tokens, draft = min(num_tokens, draft_config.vocab_size), abstract_model(draft_config, mesh)
-  elif config.drafter.name == 'self':
-    check_layers(config.drafter.num_layers, target.num_layers)
-    draft = target_model.first_layers(config.drafter.num_layers)
-  drafter = (build_drafter(config, target_model, types.SimpleNamespace(num_tokens=num_tokens))[0] if draft is None
-             else drafters.Model(num_tokens, config.engine.rows))
-  engine = dataclasses.replace(build_engine(config, drafter, num_tokens), widths=(), adaptive=None)
-  return Programs(mesh, engine, Params(target_model, draft), jax.eval_shape(lambda: build_sampling(config)))
-
-
-def device_bytes(tree: Any, without: tuple[str, ...] = ()) -> int:
-  """Bytes on one device of the arrays of a tree, but for those named; what is in it twice counts once."""
-  leaves = {id(leaf): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-            if not any(name in jax.tree_util.keystr(path) for name in without)}
-  return sum(math.prod(device_shape(leaf)) * leaf.dtype.itemsize for leaf in leaves.values())
-
-
-def device_shape(leaf: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-  return leaf.sharding.shard_shape(leaf.shape)
+  draft = abstract_draft(config, config.drafter, target, mesh)
+  drafting = draft.model if isinstance(draft, ReducedModel) else draft
+  num_tokens = min(model.vocab_size for model in (target, drafting) if isinstance(model, Decoder))
+  engine = dataclasses.replace(
+      build_engine(config, drafter_of(config, num_tokens), num_tokens), widths=(), adaptive=None)
+  return Programs(mesh, engine, Params(target, draft), jax.eval_shape(lambda: build_sampling(config)))
 
 
 def kept_arrays(tree: Any) -> list[hlo.Shape]:

@@ -6,8 +6,8 @@ from models.errors import InputError
 
 LOOKUP = ('min_ngram', 'max_ngram', 'match', 'partial')
 FIELDS = {
-    'none': (), 'lookup': LOOKUP, 'lookup_tree': (*LOOKUP, 'branches'), 'self': ('num_layers',),
-    'model': ('source', 'dtype'), 'medusa': ('source', 'dtype', 'tree', 'num_heads'),
+    'none': (), 'lookup': LOOKUP, 'lookup_tree': (*LOOKUP, 'branches'), 'self': ('num_layers', 'draft_vocab'),
+    'model': ('source', 'dtype', 'draft_vocab'), 'medusa': ('source', 'dtype', 'tree', 'num_heads', 'own_head'),
     'eagle': ('source', 'dtype', 'tree', 'children', 'version', 'taps'), 'hybrid': ('of', 'lookup', 'copied'),
     'simulated': ('alpha',)}
 UNTRAINED = 'untrained'  # as a source of heads
@@ -27,6 +27,9 @@ def check_drafter(section: ConfigDict) -> None:
                        'variant of the config that has it')
   if 'match' in FIELDS[section.name] and section.match not in ('earliest', 'latest'):
     raise InputError(f"drafter.match={section.match!r} is unknown: use 'earliest' or 'latest'")
+  if section.name == 'eagle' and (section.version == 3) != bool(section.taps):
+    raise InputError(f'drafter.version={section.version} and drafter.taps={tuple(section.taps)}: a head of version 3 '
+                     'reads layers of the target, name them as taps; others read none')
   if section.name == 'hybrid':
     check_drafter(section.of)
     check_drafter(ConfigDict(section.lookup.to_dict() | {'name': 'lookup'}))

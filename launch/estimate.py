@@ -22,8 +22,11 @@ from models.errors import InputError
 from specdec import theory
 
 ASSUMED = {f'alpha {alpha}': {'alpha': alpha} for alpha in (0.6, 0.8, 0.9)}  # of configs without workloads
-PARTS = ('draft/catch_up', 'draft/first', 'draft/next', 'verify', 'rest')
-CATCH_UP, FIRST, NEXT, VERIFY, REST = PARTS
+ASSUMED_OF_TREES = {f'{tokens} tokens a pass': {'tokens_per_pass': float(tokens)} for tokens in (2, 3, 4)}
+TREES = ('lookup_tree', 'hybrid', 'medusa', 'eagle')
+PARTS = ('draft/catch_up', 'draft/first', 'draft/next', 'draft/heads', 'verify', 'rest')
+CATCH_UP, FIRST, NEXT, HEADS, VERIFY, REST = PARTS
+OF_HEADS = ('draft/heads', 'draft/candidates', 'draft/committed', 'draft/grow')  # a draft of Medusa, of EAGLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +102,10 @@ class Work:
 
 def part_of(scope: str) -> str:
   """The part of a step that a JAX name stack belongs to."""
-  return next((part for part in PARTS[:-1] if f'/{part}/' in f'{scope}/'), REST)
+  holds = lambda part: f'/{part}/' in f'{scope}/'
+  if any(holds(part) for part in OF_HEADS):
+    return HEADS
+  return next((part for part in PARTS[:-1] if holds(part)), REST)
 
 
 def trips(halvings: int, scope: str) -> int:
@@ -180,35 +186,48 @@ class Workload:
 
   Attributes:
     name: of the task.
-    alpha: acceptance of a tested token.
-    published_ms: per token, speculative, at `published_gamma`; None where nothing is published.
-    published_gamma: drafted tokens per step of the published figure.
+    alpha: acceptance of a tested token, of chains.
+    tokens_per_pass: of trees instead, which have no one acceptance.
+    published_ms, published_speedup: speculative, at `published_gamma`, on the hardware of the paper; None where nothing
+      is published.
+    published_gamma: drafted tokens per step of the published figures.
   """
 
   name: str
-  alpha: float
+  alpha: float | None = None
+  tokens_per_pass: float | None = None
   published_ms: float | None = None
+  published_speedup: float | None = None
   published_gamma: int | None = None
 
+  def __post_init__(self):
+    if (self.alpha is None) == (self.tokens_per_pass is None):
+      raise InputError(f'plan.workloads.{self.name}: give alpha (of a chain) or tokens_per_pass (of a tree)')
+    if self.alpha is not None and not 0 <= self.alpha <= 1:
+      raise InputError(f'plan.workloads.{self.name}.alpha={self.alpha} must lie in 0..1')
+    if self.tokens_per_pass is not None and not self.tokens_per_pass >= 1:
+      raise InputError(f'plan.workloads.{self.name}.tokens_per_pass={self.tokens_per_pass} must be 1 or more')
+
   def row(self, step: Step, gamma: int) -> dict[str, Any]:
-    ms = step.ms(gamma) / float(theory.expected_tokens(self.alpha, gamma))
+    tokens = float(theory.expected_tokens(self.alpha, gamma)) if self.alpha is not None else self.tokens_per_pass
+    ms = step.ms(gamma) / tokens
+    published = gamma == self.published_gamma
     return {
-        'name': self.name, 'alpha': self.alpha, 'gamma': gamma,
-        'tokens_per_pass': float(theory.expected_tokens(self.alpha, gamma)), 'measured_ms_per_token': None,
-        'predicted_ms_per_token': ms, 'predicted_speedup': step.plain_ms / ms,
-        'published_ms_per_token': self.published_ms if gamma == self.published_gamma else None}
+        'name': self.name, 'alpha': self.alpha, 'gamma': gamma, 'tokens_per_pass': tokens,
+        'measured_ms_per_token': None, 'predicted_ms_per_token': ms, 'predicted_speedup': step.plain_ms / ms,
+        'published_ms_per_token': self.published_ms if published else None,
+        'published_speedup': self.published_speedup if published else None}
 
 
 def workloads_of(config: ConfigDict) -> list[Workload]:
   """Of the `plan.workloads` section, where the config has one.
 
   Raises:
-    InputError: for an acceptance outside 0..1.
+    InputError: for an acceptance that cannot be.
   """
-  section = config.plan.workloads.to_dict() if 'plan' in config else ASSUMED
-  for name, fields in section.items():
-    if not 0 <= fields['alpha'] <= 1:
-      raise InputError(f'plan.workloads.{name}.alpha={fields["alpha"]} must lie in 0..1')
+  section = ASSUMED_OF_TREES if config.drafter.name in TREES else ASSUMED
+  if 'plan' in config:
+    section = config.plan.workloads.to_dict()
   return [Workload(name, **fields) for name, fields in section.items()]
 
 

@@ -16,6 +16,7 @@ from specdec.engine import Engine, Params, context_of, laid_out
 from specdec.features import Reads, features_of
 from specdec.padded import padded_pass
 from specdec.state import DecodeState
+from specdec.tree import TreeSpec
 from specdec.verify import verify
 
 PASSES = 4  # target passes per program
@@ -49,14 +50,20 @@ def copy_of(state: DecodeState) -> DecodeState:
   return jax.tree.map(lambda x: x.copy(), state)
 
 
-@functools.partial(jax.jit, static_argnames=('engine', 'width'), donate_argnames=('state',))
-def target_passes(engine: Engine, width: int, target: LanguageModel, state: DecodeState) -> DecodeState:
+@functools.partial(jax.jit, static_argnames=('engine', 'width', 'tree'), donate_argnames=('state',))
+def target_passes(engine: Engine, width: int, target: LanguageModel, state: DecodeState,
+                  tree: TreeSpec | None = None) -> DecodeState:
+  """`PASSES` passes over a chain of `width` tokens per row, or over a tree of as many."""
   count_B = jnp.full_like(state.length_B, width - 1)
 
   def one(_, state):
     drafted_BM = jnp.broadcast_to(state.newest_B[:, None], (state.newest_B.shape[0], width - 1))
+    draft = Draft(drafted_BM, None, count_B)
+    if tree is not None:
+      parents_BM = jnp.broadcast_to(jnp.asarray(tree.parents, jnp.int32), drafted_BM.shape)
+      draft = TreeDraft(drafted_BM, parents_BM, None, count_B, tree.levels, tree.branching)
     scores, cache = verify(
-        target, state.cache, state.newest_B, Draft(drafted_BM, None, count_B), state.sampling,
+        target, state.cache, state.newest_B, draft, state.sampling,
         num_tokens=engine.num_tokens, widths=(width,), rows=engine.rows, logprobs=engine.logprobs, reads=Reads.NOTHING)
     never_B = jnp.sum(scores.probs_BTV[..., 0], axis=1) > width
     if engine.logprobs:

@@ -18,7 +18,8 @@ compiled programs; times are predictions, and stand in columns of their own besi
     aliased, aliased_mib              whether all of the state that a loop is given is written in place
     same_shardings                    whether a loop hands the state back laid out as it came
     floor_ms                          bytes of a plain pass over the peak bandwidth
-    predicted_ms_plain, _draft, _verify         see launch/estimate.py; plain and verify include accept and commit
+    predicted_ms_plain, _draft, _verify         see launch/estimate.py; plain and verify include accept and commit,
+                                      and of heads _draft is a whole draft
     workloads                         ms per token at the acceptance of each
     published_ms_plain                of the paper that the config sets up
     assumptions, derivation           what the predictions rest on, and each as a sum
@@ -41,19 +42,21 @@ from launch.compile_ahead import (
   DoesNotFitError,
   Programs,
   described_mesh,
-  device_bytes,
   kept_arrays,
   need_compiler,
   programs_of,
 )
-from launch.estimate import FIRST, NEXT, REST, VERIFY, Assumptions, Pass, Step, Work, Workload
+from launch.estimate import FIRST, HEADS, NEXT, REST, VERIFY, Assumptions, Pass, Step, Work, Workload
 from launch.progress import track
 from launch.roofline import roofline
+from launch.shapes import device_bytes
 from launch.slices.table import Slice, slice_of
 from launch.table import Column, print_table
 from models.decoder import Decoder
+from models.eagle import EagleWeights
 from models.errors import InputError
 from models.kv_cache import KVCache
+from specdec.drafters import Drafter, Hybrid, MedusaParams, ReducedModel
 from specdec.state import DecodeState
 
 MIB = 1 << 20
@@ -69,7 +72,8 @@ WORKLOAD_COLUMNS = (
     Column('tokens_per_pass', 'tokens/pass', '.2f'), Column('measured_ms_per_token', 'measured ms/token', '.2f'),
     Column('predicted_ms_per_token', 'predicted ms/token', '.2f'),
     Column('published_ms_per_token', 'published ms/token', '.2f'),
-    Column('predicted_speedup', 'predicted speed-up', '.2f'))
+    Column('predicted_speedup', 'predicted speed-up', '.2f'),
+    Column('published_speedup', 'published speed-up', '.2f'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +83,7 @@ class Sizes:
   Attributes:
     weights: of all models.
     state: caches, and whatever else the loop carries.
-    target_pass, draft_pass: what one pass reads.
+    target_pass, draft_pass: what one pass reads; of heads, what a whole draft does.
   """
 
   weights: int
@@ -89,16 +93,35 @@ class Sizes:
 
   @classmethod
   def of(cls, programs: Programs, state: DecodeState) -> 'Sizes':
-    params, draft_cache = programs.params, getattr(state.draft_state, 'cache', None)
-    return cls(
-        weights=device_bytes(params), state=device_bytes(state), target_pass=_read(params.target, state.cache),
-        draft_pass=_read(params.draft, draft_cache) if draft_cache is not None else 0)
+    params = programs.params
+    return cls(weights=device_bytes(params), state=device_bytes(state), target_pass=_read(params.target, state.cache),
+               draft_pass=_draft_bytes(programs.engine.drafter, params.draft, caches_of(state.draft_state)))
 
 
-def _read(model: Decoder, cache: KVCache) -> int:
+def caches_of(tree: Any) -> list[KVCache]:
+  is_cache = lambda leaf: isinstance(leaf, KVCache)
+  return [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_cache) if is_cache(leaf)]
+
+
+def _read(model: Decoder, *caches: KVCache) -> int:
   """Bytes that one pass reads; of an embedding that is not the head as well, a few rows only."""
   unread = (UNREAD,) if model.head is None else (UNREAD, 'embed')
-  return device_bytes(model, unread) + device_bytes((cache.k, cache.v, cache.relative))
+  return device_bytes(model, unread) + device_bytes([(cache.k, cache.v, cache.relative) for cache in caches])
+
+
+def _draft_bytes(drafter: Drafter, draft: Any, caches: list[KVCache]) -> int:
+  match draft:
+    case Decoder():
+      return _read(draft, *caches)
+    case ReducedModel():
+      return _read(draft.model, *caches)
+    case MedusaParams():
+      return device_bytes(draft)
+    case EagleWeights():  # a pass for each level of its tree
+      drafter = drafter.drafter if isinstance(drafter, Hybrid) else drafter
+      one = device_bytes((draft.head, draft.lm_head_UD), ('embed',)) + device_bytes([(c.k, c.v) for c in caches])
+      return drafter.tree.levels * one
+  return 0
 
 
 def plan(config: ConfigDict, made: Slice, assume: Sequence[str] = (), wanted: Sequence[str] = PROGRAMS,
@@ -176,7 +199,7 @@ def _too_big(made: Slice, sizes: Sizes, excess: str) -> str:
 
 def _structure(programs: Programs, state: DecodeState, compiled: Mapping[str, Compiled]) -> dict[str, Any]:
   """What the compiled programs are like."""
-  kept = kept_arrays((programs.params, state.cache, getattr(state.draft_state, 'cache', None)))
+  kept = kept_arrays((programs.params, caches_of(state)))
   loops = {name: compiled[name] for name in LOOPS if name in compiled}
   return {
       'temp_mib': max((loop.temp_bytes for loop in loops.values()), default=0) / MIB,
@@ -195,7 +218,8 @@ def _works(compiled: Mapping[str, Compiled], assumptions: Assumptions) -> dict[s
   works = {'plain': parts['plain'][VERIFY] + parts['plain'][REST]} if 'plain' in parts else {}
   if 'speculative' in parts:
     of_step = parts['speculative']
-    works |= {'verify': of_step[VERIFY] + of_step[REST], 'draft first': of_step[FIRST], 'draft next': of_step[NEXT]}
+    works |= {'verify': of_step[VERIFY] + of_step[REST], 'draft': of_step[HEADS], 'draft first': of_step[FIRST],
+              'draft next': of_step[NEXT]}
   return works
 
 
@@ -204,19 +228,19 @@ def _times(config: ConfigDict, programs: Programs, sizes: Sizes, compiled: Mappi
   """Predictions; of what was not compiled, None."""
   works = _works(compiled, assumptions)
   read = {name: sizes.draft_pass if name.startswith('draft') else sizes.target_pass for name in works}
-  passes = {name: Pass.of(work, read[name], assumptions) for name, work in works.items() if read[name]}
-  milliseconds = {name: passes[name].ms if name in passes else None
-                  for name in ('plain', 'draft first', 'draft next', 'verify')}
+  passes = {name: Pass.of(work, read[name], assumptions) for name, work in works.items() if work.cycles and read[name]}
+  ms = {name: one.ms for name, one in passes.items()}
   rows = []
-  if 'plain' in passes and 'verify' in passes:
-    step = Step(*(ms or 0.0 for ms in milliseconds.values()))
+  if 'plain' in ms and 'verify' in ms:
+    first = ms.get('draft', 0.0) + ms.get('draft first', 0.0)
+    step = Step(ms['plain'], first, ms.get('draft next', 0.0), ms['verify'])
     rows = [workload.row(step, programs.engine.gamma) for workload in workloads]
   return {
       'all_reduces_per_pass': {name: {
           'layers': works[name].layer_reduces, 'other': works[name].other_reduces, 'all_gathers': works[name].gathers}
           for name in passes},
-      'predicted_ms_plain': milliseconds['plain'], 'predicted_ms_draft': milliseconds['draft next'],
-      'predicted_ms_draft_first': milliseconds['draft first'], 'predicted_ms_verify': milliseconds['verify'],
+      'predicted_ms_plain': ms.get('plain'), 'predicted_ms_draft': ms.get('draft', ms.get('draft next')),
+      'predicted_ms_draft_first': ms.get('draft first'), 'predicted_ms_verify': ms.get('verify'),
       'published_ms_plain': estimate.published_plain_ms(config), 'workloads': rows,
       'derivation': {name: str(one) for name, one in passes.items()}}
 

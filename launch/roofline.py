@@ -9,10 +9,11 @@ from ml_collections import ConfigDict
 
 from launch.build import check_fields, check_layers
 from launch.chips import GIB, Chip
-from launch.compile_ahead import model_config
 from launch.estimate import Step, published_plain_ms, workloads_of
+from launch.shapes import model_config
 from models.abstract import abstract_decoder
 from models.config import DecoderConfig
+from models.errors import InputError
 
 
 def roofline_ms(num_bytes: float, flops: float, chips: int, chip: Chip) -> float:
@@ -36,8 +37,10 @@ def _draft(config: ConfigDict, target: DecoderConfig) -> DecoderConfig | None:
   """The model that drafts, if one does."""
   if config.drafter.name == 'model':
     return model_config(config.drafter, config.engine.attention_block)
-  if config.drafter.name != 'self':
+  if config.drafter.name in ('none', 'lookup'):
     return None
+  if config.drafter.name != 'self':
+    raise InputError(f'drafter.name={config.drafter.name!r}: GPUs are planned for chains: none, lookup, self or model')
   check_layers(config.drafter.num_layers, target.num_layers)
   return dataclasses.replace(target, num_layers=config.drafter.num_layers, windows=())
 

@@ -103,6 +103,12 @@ class Decoder(nnx.Module):
         return whole(logits_BRV)
       return gather_last(logits_BRV)  # one gather here, instead of a reduction over devices in every halving of top-p
 
+  def with_head(self, head_UD: Array) -> 'Decoder':
+    """This model with another LM head, which may speak of fewer tokens, sharing every other array."""
+    other = self.first_layers(self.config.num_layers)
+    other.head = nnx.Param(head_UD)
+    return other
+
   def first_layers(self, num_layers: int) -> 'Decoder':
     """The first layers with this model's embedding, final norm and head, sharing every array."""
     config = dataclasses.replace(self.config, num_layers=num_layers, windows=self.config.windows[:num_layers], taps=())

@@ -54,7 +54,7 @@ def first_token(loop: chi.Loop) -> np.ndarray:
   return np.bincount(texts[:, 0], minlength=loop.engine.num_tokens) / len(texts)
 
 
-@pytest.mark.parametrize('name', ['none', 'model', 'lookup', 'simulated'])
+@pytest.mark.parametrize('name', ['none', 'model', 'model, fewer tokens', 'lookup', 'simulated'])
 def test_joint_law_of_tokens(name):
   loop = loops()[name]
   sample = chi.sample(loop, 2 * BATCH, 6, PLAIN_SAMPLING)

@@ -78,7 +78,20 @@ def test_workload_row():
   assert row['predicted_ms_per_token'] == pytest.approx(10.7 / 3.3616)
   assert row['predicted_speedup'] == pytest.approx(8.0 * 3.3616 / 10.7)
   assert (row['measured_ms_per_token'], row['published_ms_per_token']) == (None, 5.0)
-  assert Workload('task', 0.8, 5.0, 4).row(step(), 3)['published_ms_per_token'] is None
+  assert Workload('task', 0.8, published_ms=5.0, published_gamma=4).row(step(), 3)['published_ms_per_token'] is None
+
+
+def test_workload_of_a_tree():
+  """Of a tree the tokens per pass are given; a whole draft is one pass."""
+  row = Workload('task', tokens_per_pass=3.0, published_speedup=2.5, published_gamma=25).row(
+      step(first=1.0, following=0.0), 25)
+  assert row['predicted_ms_per_token'] == pytest.approx(9.5 / 3) and row['published_speedup'] == 2.5
+
+
+@pytest.mark.parametrize('fields', [{}, {'alpha': 0.5, 'tokens_per_pass': 2.0}, {'tokens_per_pass': 0.5}])
+def test_workload_that_says_too_little_or_too_much(fields):
+  with pytest.raises(InputError, match=r'plan\.workloads\.task'):
+    Workload('task', **fields)
 
 
 def test_workloads_are_the_papers():

@@ -1,5 +1,6 @@
 """A language model as the draft: what its cache holds, and that it keeps up."""
 
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -10,14 +11,16 @@ import numpy as np
 import pytest
 
 from models.table import TableModel
+from specdec import rng
 from specdec.commit import Reason
 from specdec.draft import Draft
-from specdec.drafters import Model
+from specdec.drafters import Model, ReducedModel
 from specdec.drafters.protocol import Context
 from specdec.engine import Params, step_once
 from specdec.features import Reads
 from tests.toys import (
   CAPACITY,
+  GREEDY,
   PROMPTS,
   SAMPLED,
   SLOTS,
@@ -141,3 +144,36 @@ def test_text_outgrows_the_context_of_the_draft():
     assert tokens == text[1:]
   assert [metrics.drafted for metrics in result.metrics] == [4, 22, 0]  # lengths 28, 32; 1, 5, ... 29; none
   assert [metrics.accepted for metrics in result.metrics] == [4, 22, 0]
+
+
+def reduced(model, ids: Sequence[int]) -> ReducedModel:
+  ids_U = jnp.asarray(ids, jnp.int32)
+  return ReducedModel(model.with_head(model.lm_head[ids_U]), ids_U)
+
+
+def test_all_tokens_as_a_reduced_vocabulary_change_nothing():
+  """Nor does the way through the ids: same draws, same verdicts."""
+  whole_text, _ = decode(model_engine(4), Params(target(), draft()), request(100, SAMPLED))
+  same, _ = decode(model_engine(4), Params(target(), reduced(draft(), range(VOCAB))), request(100, SAMPLED))
+  assert same.tokens == whole_text.tokens and same.metrics == whole_text.metrics
+
+
+@pytest.mark.parametrize('sampling', [GREEDY, SAMPLED])
+def test_tokens_that_are_not_drafted(sampling):
+  """The law has nothing outside of the ids, and greedy text is that of the target all the same."""
+  ids = range(1, VOCAB, 2)
+  result, state = decode(model_engine(4), Params(target(), reduced(target(), ids)), request(100, sampling))
+  drafted, _ = Model(VOCAB).propose(
+      reduced(target(), ids), state.draft_state, context(state, sampling), 4)
+  outside = np.setdiff1d(np.arange(VOCAB), ids)
+  assert np.isin(drafted.tokens_BM, ids).all() and not np.asarray(drafted.probs_BMV)[..., outside].any()
+  np.testing.assert_allclose(drafted.probs_BMV.sum(-1), 1, atol=1e-5)
+  assert 0 < result.total.alpha < 1
+  if sampling is GREEDY:
+    assert result.tokens == greedy_text(100)
+
+
+def context(state, sampling) -> Context:
+  live_B = jnp.ones_like(state.live_B)
+  return Context(tokens_BL=state.tokens_BL, length_B=state.length_B, gamma_B=jnp.full_like(state.length_B, 4),
+                 live_B=live_B, row_key_B=state.row_key_B, sampling=sampling, purpose=rng.Purpose.DRAFT)

@@ -27,6 +27,7 @@ try:
 except ImportError:
   libtpu = None
 needs_libtpu = pytest.mark.skipif(libtpu is None, reason="pip install -e '.[tpu]'")
+pytestmark = pytest.mark.usefixtures('optimized')
 LAYERS = {'chinchilla_70b': 3, 'chinchilla_4b': 2, 'llama2_70b': 2, 'llama2_7b': 1}
 
 
@@ -212,12 +213,14 @@ def test_without_the_compiler(monkeypatch):
     need_compiler()
 
 
+@needs_libtpu
 def test_drafter_that_cannot_be_planned():
+  need_compiler()
   config = chinchilla.get_config()
   with config.unlocked():
     config.drafter = {'name': 'simulated', 'alpha': 0.5}
   with pytest.raises(InputError, match="'simulated' cannot be planned"):
-    programs_of(config, None)
+    programs_of(config, described_mesh(slice_of('v4-32'), config.mesh))
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess:

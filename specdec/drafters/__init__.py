@@ -1,5 +1,6 @@
 """Drafters: where drafted tokens come from."""
 
+from specdec.drafters.draft_vocab import ReducedModel
 from specdec.drafters.dynamic_tree import Dynamic
 from specdec.drafters.eagle import Eagle
 from specdec.drafters.empty import Empty
@@ -13,4 +14,4 @@ from specdec.drafters.simulated import Simulated
 
 __all__ = [
     'Drafter', 'Dynamic', 'Eagle', 'Empty', 'Hybrid', 'Lookup', 'LookupTree', 'Medusa', 'MedusaParams', 'Model',
-    'Simulated']
+    'ReducedModel', 'Simulated']

@@ -4,7 +4,21 @@ from flax import struct
 from jax import Array
 import jax.numpy as jnp
 
+from models.protocol import LanguageModel
 from specdec import rng
+
+
+@struct.dataclass
+class ReducedModel:
+  """A draft model that speaks of fewer tokens than it reads.
+
+  Attributes:
+    model: its logits are [B, R, U].
+    ids_U: the target's ids of these tokens, ascending.
+  """
+
+  model: LanguageModel
+  ids_U: Array
 
 
 @struct.dataclass

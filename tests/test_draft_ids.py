@@ -1,0 +1,55 @@
+"""The file of the tokens that a draft may say, from the config to the text."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from configs import tiny
+from launch.draft_ids import read_draft_ids
+from launch.mesh import make_mesh
+from launch.prompts import load_prompts
+from launch.session import Session
+from models.errors import InputError
+from specdec.drafters import ReducedModel
+
+
+def written(tmp_path, content) -> str:
+  path = tmp_path / 'ids.json'
+  path.write_text(content if isinstance(content, str) else json.dumps(content))
+  return str(path)
+
+
+def test_ids_are_sorted(tmp_path):
+  np.testing.assert_array_equal(read_draft_ids(written(tmp_path, [5, 0, 3]), 6), [0, 3, 5])
+
+
+@pytest.mark.parametrize('content', [[], [0, 0], [6], [-1], [1.5], [True], ['1'], {'ids': [1]}, '[1,', 'null'])
+def test_what_is_no_list_of_ids(tmp_path, content):
+  with pytest.raises(InputError, match=r'ids\.json: .*list'):
+    read_draft_ids(written(tmp_path, content), 6)
+
+
+def test_no_file(tmp_path):
+  with pytest.raises(InputError, match='No such file'):
+    read_draft_ids(tmp_path / 'none.json', 6)
+
+
+def texts(variant: str, path: str) -> tuple[Session, list[str]]:
+  config = tiny.get_config(variant)
+  config.drafter.draft_vocab = path
+  session = Session.from_config(config)
+  return session, [completion.text for completion in session.generate(load_prompts(config.data))]
+
+
+@pytest.mark.parametrize('variant', ['self', 'model'])
+def test_text_stays_with_fewer_drafted_tokens(tmp_path, variant):
+  """Greedy, on one device and split over two."""
+  path = written(tmp_path, list(range(0, 256, 2)))
+  session, reduced = texts(variant, path)
+  assert isinstance(session.params.draft, ReducedModel)
+  assert session.params.draft.model.lm_head.shape[0] == 128
+  assert reduced == texts(variant, '')[1]
+  with jax.set_mesh(make_mesh(1, 2)):
+    assert texts(variant, path)[1] == reduced
