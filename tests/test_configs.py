@@ -18,7 +18,7 @@ OTHER_VALUES = {
     'target.source': 'random:tiny_draft', 'target.dtype': 'bfloat16',
     'drafter.num_layers': 2, 'drafter.source': 'random:tiny_target', 'drafter.dtype': 'bfloat16',
     'drafter.alpha': 0.5, 'drafter.min_ngram': 2, 'drafter.max_ngram': 5, 'drafter.match': 'latest',
-    'drafter.partial': False,
+    'drafter.partial': False, 'drafter.draft_vocab': 'ids.json',
     'accept.rule': 'coupled',
     'engine.gamma': 3, 'engine.capacity': 400, 'engine.batch': 2, 'engine.rows': 8, 'engine.widths': (2,),
     'engine.precision': 'default', 'engine.attention_block': 0,
@@ -61,6 +61,7 @@ def files(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   pathlib.Path('prompts.txt').write_text('one\ntwo\nthree\n')
   pathlib.Path('other.txt').write_text('four\nfive\nsix\n')
+  pathlib.Path('ids.json').write_text('[1, 2, 3]')
   yield
   jax.config.update('jax_default_matmul_precision', precision)
 
