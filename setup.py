@@ -17,6 +17,8 @@ setup(
         'flax>=0.12.12; python_version >= "3.12"',
         'jax>=0.11.1; python_version >= "3.12"',
         'optax',
+        'grain',  # input of training, resumable
+        'tensorboardX',
         # `models/loading/orbax.py` uses orbax.checkpoint.experimental.v1, which changes between minor versions.
         'orbax-checkpoint>=0.12.8,<0.13',
         'ml_collections',

@@ -4,11 +4,12 @@
     DIR/weights/      Orbax, one flat dictionary: 'layers.11.attn.qkv' -> array
     DIR/model.json    the `DecoderConfig`, written last: a directory with model.json.part instead was never finished
 
-Parameters go by their names, never by their order, which tree utilities sort as strings (layer 10 before layer 2). They
-are written and read in batches of `IN_FLIGHT` bytes, so that the host holds little beside what lies on its devices.
+The state of a training run lies in the same format, with training.json in the place of model.json. Parameters go by
+their names, never by their order, which tree utilities sort as strings (layer 10 before layer 2). They are written and
+read in batches of `IN_FLIGHT` bytes, so that the host holds little beside what lies on its devices.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 import dataclasses
 import functools
 import json
@@ -34,6 +35,8 @@ from models.loading.safetensors import read_json
 from models.sharding import MODEL, sharding_of
 
 MARK, WEIGHTS, TOKENIZER = 'model.json', 'weights', 'tokenizer'
+TRAINING_MARK = 'training.json'
+MARKS = (MARK, TRAINING_MARK)
 UNFINISHED = f'{MARK}.part'
 GGUF_TOKENIZER = 'tokenizer.gguf'  # in TOKENIZER, unless there are the files of a Hugging Face directory
 IN_FLIGHT = 32 << 20
@@ -55,7 +58,8 @@ def is_checkpoint(directory: str | os.PathLike) -> bool:
 
 def is_unfinished(directory: Path) -> bool:
   """Whether a save into it began and did not end."""
-  return not (directory / MARK).is_file() and any((directory / name).exists() for name in (UNFINISHED, WEIGHTS))
+  finished = any((directory / mark).is_file() for mark in MARKS)
+  return not finished and any((directory / name).exists() for name in (UNFINISHED, WEIGHTS))
 
 
 def save(directory: str | os.PathLike, config: DecoderConfig, parameters: Iterable[tuple[tuple, jax.Array]]) -> None:
@@ -72,16 +76,27 @@ def save(directory: str | os.PathLike, config: DecoderConfig, parameters: Iterab
   Raises:
     InputError: see `prepare`.
   """
+  named = ((name_of(path), parameter) for path, parameter in parameters)
+  save_arrays(directory, MARK, dataclasses.asdict(config), named)
+
+
+def save_arrays(directory: str | os.PathLike, mark: str, facts: dict[str, Any],
+                arrays: Iterable[tuple[str, jax.Array]]) -> None:
+  """`save` for arrays by name, with `facts` as the JSON file `mark`, which is written last.
+
+  Raises:
+    InputError: see `prepare`.
+  """
   from orbax.checkpoint.experimental import v1 as ocp  # half a second, which only those who need it should wait
   directory = Path(directory).absolute()
   prepare(directory)
   multihost_utils.sync_global_devices(f'{directory} is ready')
-  for batch in _batches(parameters):
-    ocp.partial.save(directory / WEIGHTS, {name_of(path): parameter for path, parameter in batch.items()})
+  for batch in _batches(arrays):
+    ocp.partial.save(directory / WEIGHTS, batch)
     give_back()
   ocp.partial.finalize(directory / WEIGHTS)
   if jax.process_index() == 0:
-    _commit(directory, config)
+    _commit(directory, mark, facts)
   multihost_utils.sync_global_devices(f'{directory} is finished')
 
 
@@ -97,7 +112,7 @@ def prepare(directory: str | os.PathLike) -> None:
   try:
     directory.mkdir(parents=True, exist_ok=True)
     names = sorted(path.name for path in directory.iterdir())
-    if MARK in names:
+    if set(MARKS) & set(names):
       raise InputError(f'{directory} holds a checkpoint already: choose another directory, or remove it')
     if names and UNFINISHED not in names:
       raise InputError(f'{directory} holds other files, such as {names[0]}: choose an empty directory')
@@ -108,11 +123,11 @@ def prepare(directory: str | os.PathLike) -> None:
     raise InputError(f'{directory} cannot be written: {error.strerror}') from None
 
 
-def _batches(parameters: Iterable[tuple[tuple, Any]]) -> Iterator[dict[tuple, Any]]:
+def _batches(arrays: Iterable[tuple[Hashable, Any]]) -> Iterator[dict[Hashable, Any]]:
   batch, size = {}, 0
-  for path, parameter in parameters:
-    batch[path] = parameter
-    size += math.prod(parameter.shape) * parameter.dtype.itemsize
+  for name, array in arrays:
+    batch[name] = array
+    size += math.prod(array.shape) * array.dtype.itemsize
     if size >= IN_FLIGHT:
       yield batch
       batch, size = {}, 0
@@ -120,10 +135,10 @@ def _batches(parameters: Iterable[tuple[tuple, Any]]) -> Iterator[dict[tuple, An
     yield batch
 
 
-def _commit(directory: Path, config: DecoderConfig) -> None:
+def _commit(directory: Path, mark: str, facts: dict[str, Any]) -> None:
   """The mark appears whole or not at all."""
-  (directory / UNFINISHED).write_text(json.dumps(dataclasses.asdict(config), indent=2) + '\n')
-  os.replace(directory / UNFINISHED, directory / MARK)
+  (directory / UNFINISHED).write_text(json.dumps(facts, indent=2) + '\n')
+  os.replace(directory / UNFINISHED, directory / mark)
 
 
 def name_of(path: tuple) -> str:
@@ -192,29 +207,44 @@ def load_decoder(directory: str | os.PathLike, config: DecoderConfig, mesh: Mesh
   placed, times = with_repeats(config, mesh)
   graph, leaves = abstract_decoder(placed)
   saved = {path: leaf.shape for path, leaf in abstract_decoder(config)[1].items()}
-  _check(directory, saved)
+  _check(directory, {name_of(path): shape for path, shape in saved.items()}, MARK)
   for batch in _batches(leaves.items()):
     targets = {
         path: jax.ShapeDtypeStruct(
             saved[path], leaf.dtype, sharding=layout_in_file(path, saved[path], mesh, times, config.split))
         for path, leaf in batch.items()}
-    for path, parameter in _read(directory, targets).items():
-      leaves[path] = leaves[path].replace(_repeated(path, parameter, mesh, times))
+    loaded = _read(directory, {name_of(path): target for path, target in targets.items()})
+    for path in batch:
+      leaves[path] = leaves[path].replace(_repeated(path, loaded.pop(name_of(path)), mesh, times))
     give_back()
   return nnx.merge(graph, nnx.from_flat_state(leaves.items()))
 
 
-def _check(directory: str | os.PathLike, wanted: dict[tuple, tuple[int, ...]]) -> None:
-  """That the file holds these parameters in these shapes, and no other."""
+def load_arrays(directory: str | os.PathLike, mark: str, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+  """What `save_arrays` wrote, each array into the place that its target says.
+
+  Raises:
+    InputError: one line about what does not match.
+  """
+  _check(directory, {name: target.shape for name, target in targets.items()}, mark)
+  loaded = {}
+  for batch in _batches(targets.items()):
+    loaded |= _read(directory, batch)
+    give_back()
+  return loaded
+
+
+def _check(directory: str | os.PathLike, wanted: Mapping[str, tuple[int, ...]], mark: str) -> None:
+  """That the file holds these arrays in these shapes, and no other."""
   found = structure(directory)
-  names = {name_of(path): shape for path, shape in wanted.items()}
-  problems = [f'{name!r} is missing' for name in names if name not in found]
+  problems = [f'{name!r} is missing' for name in wanted if name not in found]
   problems += [f'{name!r} has shape {found[name].shape}, not {shape}'
-               for name, shape in names.items() if name in found and found[name].shape != shape]
-  problems += [f'{name!r} is not part of the model' for name in found if name not in names]
+               for name, shape in wanted.items() if name in found and found[name].shape != shape]
+  problems += [f'{name!r} is not part of the model' for name in found if name not in wanted]
   if problems:
     more = f'; and {len(problems) - 3} more' if len(problems) > 3 else ''
-    raise InputError(f'{Path(directory) / WEIGHTS} does not match {MARK} ({len(problems)} parameters): '
+    against = mark if mark == MARK else 'this training'
+    raise InputError(f'{Path(directory) / WEIGHTS} does not match {against} ({len(problems)} parameters): '
                      f'{"; ".join(problems[:3])}{more}')
 
 
@@ -231,19 +261,18 @@ def layout_in_file(path: tuple, shape: tuple[int, ...], mesh: Mesh | None, times
   return sharding_of(mesh, split)(path, shape)
 
 
-def _read(directory: str | os.PathLike, targets: dict[tuple, jax.ShapeDtypeStruct]) -> dict[tuple, jax.Array]:
+def _read(directory: str | os.PathLike, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
   from orbax.checkpoint.experimental import v1 as ocp
   context = ocp.Context()
-  context.pytree.loading.partial_load = True  # one batch of all parameters
+  context.pytree.loading.partial_load = True  # one batch of all arrays
   weights = Path(directory).absolute() / WEIGHTS
   try:
     with context:
-      loaded = ocp.load(weights, {name_of(path): target for path, target in targets.items()})
+      return dict(ocp.load(weights, dict(targets)))
   except jax.errors.JaxRuntimeError:  # no memory, for example
     raise
   except Exception:  # Orbax raises nothing narrower; names and shapes have been checked
     raise InputError(f'{weights} is damaged: not all of it can be read; write the checkpoint again') from None
-  return {path: loaded[name_of(path)] for path in targets}
 
 
 def _repeated(path: tuple, parameter: jax.Array, mesh: Mesh | None, times: int) -> jax.Array:

@@ -1,4 +1,7 @@
-"""The checkpoints of a run: one directory per step, the newest finished one to go on from, old ones removed."""
+"""The checkpoints of a run: one directory per step, the newest finished one to go on from, old ones removed.
+
+A step holds a model, or the whole state of a training run: any tree of arrays and a few facts.
+"""
 
 from collections.abc import Iterator
 import os
@@ -6,6 +9,7 @@ from pathlib import Path
 import re
 import shutil
 import sys
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -13,6 +17,7 @@ from jax.sharding import Mesh
 from models.decoder import Decoder
 from models.errors import InputError
 from models.loading import load_decoder, orbax
+from models.loading.safetensors import read_json
 
 
 class Checkpoints:
@@ -53,9 +58,7 @@ class Checkpoints:
       InputError: if that step is there already.
     """
     orbax.save_decoder(self.path(step), decoder)
-    if jax.process_index() == 0:
-      for old in self.steps()[:-self.keep]:
-        shutil.rmtree(self.path(old))
+    self._remove_old()
 
   def load(self, step: int, dtype: str = 'float32', mesh: Mesh | None = None) -> Decoder:
     """The model of a finished step, on any mesh.
@@ -65,7 +68,43 @@ class Checkpoints:
     """
     return load_decoder(self.path(step), dtype, mesh)[0]
 
+  def save_state(self, step: int, tree: Any, facts: dict[str, Any]) -> None:
+    """As `save`, of any tree of arrays; `facts` are kept as JSON beside it."""
+    arrays = ((name_in_tree(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree))
+    orbax.save_arrays(self.path(step), orbax.TRAINING_MARK, facts, arrays)
+    self._remove_old()
+
+  def load_facts(self, step: int) -> dict[str, Any]:
+    """Those of `save_state`.
+
+    Raises:
+      InputError: if that step is no state of a training run.
+    """
+    return read_json(self.path(step) / orbax.TRAINING_MARK)
+
+  def load_state(self, step: int, like: Any) -> Any:
+    """The tree of `save_state`, each array with the dtype and in the place of its counterpart in `like`.
+
+    Raises:
+      InputError: if what was saved is another tree.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    targets = {name_in_tree(path): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+               for path, leaf in leaves}
+    loaded = orbax.load_arrays(self.path(step), orbax.TRAINING_MARK, targets)
+    return jax.tree.unflatten(structure, [loaded[name] for name in targets])
+
+  def _remove_old(self) -> None:
+    if jax.process_index() == 0:
+      for old in self.steps()[:-self.keep]:
+        shutil.rmtree(self.path(old))
+
   def _found(self) -> Iterator[tuple[int, Path]]:
     for path in self.directory.glob('step_*'):
       if match := re.fullmatch(r'step_(\d+)', path.name):
         yield int(match[1]), path
+
+
+def name_in_tree(path: tuple) -> str:
+  """Of a leaf, by the keys on the way to it: 'trainable.layers.attn.qkv'."""
+  return jax.tree_util.keystr(path, simple=True, separator='.')

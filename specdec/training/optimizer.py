@@ -1,0 +1,27 @@
+"""AdamW as language models are trained with it (Loshchilov and Hutter, 2019)."""
+
+from typing import Any
+
+import jax
+import optax
+
+from specdec.training.config import TrainConfig
+from specdec.training.schedule import learning_rate
+
+UNDECAYED = ('norm', 'bias')  # in the name of a parameter
+
+
+def decayed(tree: Any) -> Any:
+  """Of each parameter whether weight decay pulls at it: not at norms and biases."""
+  def is_decayed(path: tuple, leaf: Any) -> bool:
+    name = jax.tree_util.keystr(path)
+    return not any(part in name for part in UNDECAYED)
+
+  return jax.tree_util.tree_map_with_path(is_decayed, tree)
+
+
+def adamw(config: TrainConfig) -> optax.GradientTransformation:
+  """Clips the gradient of all parameters together, then AdamW; decay is scaled by the learning rate."""
+  clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+  return optax.chain(clip, optax.adamw(
+      learning_rate(config), b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay, mask=decayed))

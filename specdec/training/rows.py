@@ -1,0 +1,41 @@
+"""The rows of a training run in the order in which it sees them: another one each epoch, the same for the same seed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import grain
+import jax
+from jax.sharding import NamedSharding
+import numpy as np
+
+from models.errors import InputError
+from models.sharding import spec
+
+Row = dict[str, np.ndarray]
+PREFETCH = 4  # batches that are made while the device works
+
+
+def batches(rows: 'grain.MapDataset | Sequence[Row]', batch: int, seed: int) -> 'grain.DatasetIterator':
+  """Batches without end, [B, ...] for each field; `get_state` and `set_state` of the iterator tell its place.
+
+  Raises:
+    InputError: if there are fewer rows than one batch takes.
+  """
+  if len(rows) < batch:
+    raise InputError(f'{len(rows)} rows of data do not fill a batch of train.batch={batch}: lower it, or add data')
+  dataset = rows if isinstance(rows, grain.MapDataset) else grain.MapDataset.source(rows)
+  dataset = dataset.seed(seed).shuffle().repeat().batch(batch)
+  return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCH)))
+
+
+def place(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+  """Puts the rows over the axis `data` of the mesh; of several processes each holds all rows and gives its part."""
+  mesh = jax.sharding.get_mesh()
+  if mesh.empty:
+    return jax.device_put(batch)
+
+  def put(x: Any) -> jax.Array:
+    sharding = NamedSharding(mesh, spec('B' + 'T' * (x.ndim - 1), x.shape, mesh))
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+  return jax.tree.map(put, batch)
