@@ -123,7 +123,10 @@ def _medusa(section: ConfigDict, target: Decoder) -> drafters.MedusaParams:
     heads = new_module(untrained_heads(section, target), _mesh())
   else:
     heads = load_medusa(section.source, config.width, target.vocab_size, dtype=section.dtype, mesh=_mesh())
-  return drafters.MedusaParams(heads, None if heads.config.own_head else target.lm_head)
+  if heads.config.own_head or heads.draft_ids is None:
+    return drafters.MedusaParams(heads, None if heads.config.own_head else target.lm_head)
+  rows_of = lambda head_VD: constrain(jnp.take(head_VD, heads.draft_ids[...], axis=0), 'VD')
+  return drafters.MedusaParams(heads, jax.jit(rows_of)(target.lm_head))
 
 
 def _eagle(section: ConfigDict, target: Decoder) -> EagleWeights:

@@ -188,6 +188,7 @@ class MedusaConfig:
     width, vocab_size: the target's D and V.
     own_head: whether each head has an LM head of its own; else all share the target's.
     dtype: of the weights and of what they work on.
+    draft_vocab: U, so many of the target's tokens can be guessed, by the target's LM head; None is all V.
   """
 
   num_heads: int
@@ -196,11 +197,15 @@ class MedusaConfig:
   num_layers: int = 1
   own_head: bool = True
   dtype: str = 'float32'
+  draft_vocab: int | None = None
 
   def __post_init__(self):
     for name in ('num_heads', 'width', 'vocab_size', 'num_layers'):
       if getattr(self, name) < 1:
         raise InputError(f'{name}={getattr(self, name)} must be positive')
+    if self.draft_vocab is not None and (self.own_head or not 1 <= self.draft_vocab <= self.vocab_size):
+      raise InputError(f'draft_vocab={self.draft_vocab} must lie in 1..{self.vocab_size}, the tokens of the target, '
+                       'and is for heads that borrow its LM head')
 
 
 @dataclasses.dataclass(frozen=True)

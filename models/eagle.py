@@ -12,13 +12,10 @@ import jax.numpy as jnp
 from models.attention import Attention
 from models.config import EagleConfig
 from models.decoder import Decoder
+from models.heads import Ids
 from models.kv_cache import KVCache
 from models.layers import Mlp, init_weight, output_major, rms_norm, rope_angles
 from models.sharding import constrain, gather_last, whole
-
-
-class Ids(nnx.Variable):
-  """Token ids: part of a head, but nothing to train."""
 
 
 class EagleLayer(nnx.Module):

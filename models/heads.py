@@ -10,6 +10,10 @@ from models.layers import init_weight, output_major
 from models.sharding import constrain, gather_last
 
 
+class Ids(nnx.Variable):
+  """Token ids: part of heads, but nothing to train."""
+
+
 class ResidualBlock(nnx.Module):
   """x + SiLU(W x + b); starts as x."""
 
@@ -47,20 +51,26 @@ class MedusaHeads(nnx.Module):
   def __init__(self, config: MedusaConfig, rngs: nnx.Rngs):
     self.config = config
     self.heads = nnx.List(MedusaHead(config, rngs) for _ in range(config.num_heads))
+    self.draft_ids = None if config.draft_vocab is None else Ids(jnp.arange(config.draft_vocab, dtype=jnp.int32))
 
-  def __call__(self, hidden_BTD: Array, lm_head_VD: Array | None = None) -> Array:
-    """[B, T, K, V]: logits of every head, float32.
+  def logits_of(self, k: int, hidden_BTD: Array, lm_head_UD: Array | None = None) -> Array:
+    """[B, T, U]: of one head alone; see `__call__`."""
+    head = self.heads[k]
+    return _logits(lm_head_UD if head.head is None else head.head[...], head(hidden_BTD.astype(self.config.dtype)))
+
+  def __call__(self, hidden_BTD: Array, lm_head_UD: Array | None = None) -> Array:
+    """[B, T, K, U]: logits of every head, float32; U is V, or fewer (`MedusaConfig.draft_vocab`).
 
     Args:
       hidden_BTD: the target's vectors before its LM head, after its final norm.
-      lm_head_VD: the target's LM head, for heads that borrow it.
+      lm_head_UD: the target's LM head, or its rows of the tokens that can be guessed, for heads that borrow it.
     """
     x_BTD = hidden_BTD.astype(self.config.dtype)
     x_BTKD = jnp.stack([head(x_BTD) for head in self.heads], axis=2)
     with jax.named_scope('lm_head'):
       if not self.config.own_head:  # one pass over the weight for all heads
         x_BRD = x_BTKD.reshape(x_BTKD.shape[0], -1, x_BTKD.shape[-1])
-        return _logits(lm_head_VD, x_BRD).reshape(*x_BTKD.shape[:3], -1)
+        return _logits(lm_head_UD, x_BRD).reshape(*x_BTKD.shape[:3], -1)
       return jnp.stack([_logits(head.head[...], x_BTKD[:, :, k]) for k, head in enumerate(self.heads)], axis=2)
 
 

@@ -1,5 +1,6 @@
 """Medusa in the loop: which token goes to which node, which vector it comes from, and text as without it."""
 
+import dataclasses
 import functools
 
 from flax import nnx
@@ -177,13 +178,34 @@ def test_nodes_have_the_choices_of_their_head(num_tokens):
   length_B = jnp.asarray([9, 2, 1, 5])
   draft, _ = Medusa(SPEC, num_tokens).propose(
       params, MedusaState(hidden_BD, length_B), context(length_B, [gamma, 1, gamma, 0]), gamma)
-  logits_BKV = np.asarray(params.heads(hidden_BD[:, None], params.lm_head_VD)[:, 0, :, :num_tokens])
+  logits_BKV = np.asarray(params.heads(hidden_BD[:, None], params.lm_head_UD)[:, 0, :, :num_tokens])
   for node, path in enumerate(SPEC.paths):
     ranked_BV = np.argsort(-logits_BKV[:, len(path) - 1], axis=-1)
     np.testing.assert_array_equal(draft.tokens_BM[:, node], ranked_BV[:, path[-1]])
   assert draft.count_B.tolist() == [gamma, gamma, 0, 0]  # a text of one token has no vector, the last wants none
   assert draft.laws_BRV is None and (draft.levels, draft.branching) == (3, 3)
   np.testing.assert_array_equal(draft.parents_BM, np.tile(SPEC.parents, (4, 1)))
+
+
+def test_few_tokens_can_be_guessed(tmp_path):
+  """Fault 40: heads that choose among U tokens name them by the target's ids, also once read from a file."""
+  ids, gamma = np.array([3, 7, 9, 20, 41, 60]), SPEC.num_nodes
+  heads = MedusaHeads(dataclasses.replace(SHARED, draft_vocab=len(ids)), nnx.Rngs(0))
+  heads.draft_ids[...] = jnp.asarray(ids, jnp.int32)
+  save_medusa(heads, tmp_path)
+  heads = load_medusa(tmp_path, WIDTH, VOCAB)
+  params = MedusaParams(heads, target().lm_head[ids])
+  hidden_BD = jnp.asarray(np.random.default_rng(1).standard_normal((2, WIDTH)), jnp.float32)
+  for num_tokens, known in ((VOCAB, ids), (50, ids[:5])):
+    draft, _ = Medusa(SPEC, num_tokens).propose(
+        params, MedusaState(hidden_BD, jnp.array([9, 5])), context([9, 5], [gamma, gamma]), gamma)
+    ranked_BU = known[np.argsort(-np.asarray(hidden_BD @ target().lm_head[known].T), axis=-1)]
+    expected_BM = np.stack([ranked_BU[:, path[-1]] for path in SPEC.paths], axis=1)  # new heads are all alike
+    np.testing.assert_array_equal(draft.tokens_BM, expected_BM)
+  with pytest.raises(InputError, match=r'node \(1,\) of the tree wants choice 1 of a head, .* among 1 tokens'):
+    Medusa(SPEC, VOCAB).check(4, draft_vocab=1)
+  with pytest.raises(InputError, match=r'draft_vocab=6 must lie in 1\.\.64'):
+    dataclasses.replace(OWN, draft_vocab=6)
 
 
 def test_new_heads_guess_the_next_token_over_again():

@@ -5,9 +5,8 @@
     model.safetensors       or pytorch_model.bin, whole or in parts
 
 Version 1 (EAGLE-1 and EAGLE-2) calls its layer `layers.0` and projects by `fc`; version 3 calls it `midlayer`, and has
-`norm` and `lm_head` of its own. A vocabulary of U of V tokens comes with a map: `d2t` [U] holds what is to be added to
-an id of the draft to make it the target's, `t2d` [V] which tokens of the target there are. Ours has the map in version
-1 too. `embed_tokens`, where it is there, repeats the target's embedding, or is read as the head's own.
+`norm` and `lm_head` of its own. A vocabulary of U of V tokens comes with a map (`models.loading.draft_ids`), ours in
+version 1 too. `embed_tokens`, where it is there, repeats the target's embedding, or is read as the head's own.
 """
 
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from models.decoder import Decoder
 from models.eagle import EagleHead
 from models.errors import InputError
 from models.kv_heads import repeat_kv_heads, with_repeats
+from models.loading.draft_ids import IN_DRAFT, TO_TARGET, map_tensors, read_draft_ids
 from models.loading.export import hf_config as to_hf_config
 from models.loading.hf_config import Fields, decoder_config
 from models.loading.load import float_dtype, place
@@ -35,7 +35,7 @@ from models.loading.torch_file import TorchFile
 from models.sharding import sharding_of
 
 LAYER = {1: 'layers.0', 3: 'midlayer'}
-EMBEDDING, TO_TARGET, IN_DRAFT = 'embed_tokens.weight', 'd2t', 't2d'
+EMBEDDING = 'embed_tokens.weight'
 RULES = {rule.path: rule for rule in (
     Rule('fc', ('fc.weight',), (), columns=1),
     Rule('fc_bias', ('fc.bias',), ()),
@@ -75,7 +75,7 @@ def load_eagle(path: str | os.PathLike, target: Decoder, dtype: str = 'float32',
   changes = dict(dtype=float_dtype(dtype), attention_block=target.config.attention_block, split=target.config.split)
   config = dataclasses.replace(config, decoder=dataclasses.replace(config.decoder, **changes | decoder_changes))
   plan = _plan(source, config)
-  ids = read_draft_ids(source, config)
+  ids = read_draft_ids(source, config.draft_vocab, config.decoder.vocab_size)
   decoder, times = with_repeats(config.decoder, mesh)
   graph, abstract = nnx.split(nnx.eval_shape(lambda: EagleHead(dataclasses.replace(config, decoder=decoder),
                                                                nnx.Rngs(0))))
@@ -103,9 +103,7 @@ def save_eagle(head: EagleHead, directory: str | os.PathLike):
     for name, view in zip(rule.names('hf', LAYER[config.version]), views, strict=True):
       tensors[name] = np.ascontiguousarray(view).reshape(rule.shape(view))
   if head.draft_ids is not None:
-    ids = np.asarray(head.draft_ids[...], np.int64)
-    tensors[TO_TARGET] = ids - np.arange(config.vocab)
-    tensors[IN_DRAFT] = np.isin(np.arange(config.decoder.vocab_size), ids)
+    tensors |= map_tensors(np.asarray(head.draft_ids[...]), config.decoder.vocab_size)
   fields = to_hf_config(config.decoder) | dict(draft_vocab_size=config.vocab)
   if config.version == 1:
     fields['bias'] = config.fc_bias
@@ -228,29 +226,3 @@ def _problems(source: TensorFile, wanted: dict[str, tuple[int, ...]]) -> Iterato
   for name in source.shapes:
     if name not in (*wanted, EMBEDDING, TO_TARGET, IN_DRAFT) and not BUFFERS.search(name):
       yield f'{name!r} is not part of a head'
-
-
-def read_draft_ids(source: TensorFile, config: EagleConfig) -> np.ndarray | None:
-  """[U] int32: the target's ids of the tokens that can be drafted; None for all.
-
-  Raises:
-    InputError: no map, or one that is none.
-  """
-  if config.draft_vocab is None:
-    return None
-  num_draft, num_tokens = config.vocab, config.decoder.vocab_size
-  if TO_TARGET not in source.shapes:
-    raise InputError(f'{source.path} drafts {num_draft} of {num_tokens} tokens, and has no tensor {TO_TARGET!r} that '
-                     'says which')
-  if source.shapes[TO_TARGET] != (num_draft,) or source.is_float(TO_TARGET):
-    raise InputError(f'{source.path}: {TO_TARGET!r} of shape {source.shapes[TO_TARGET]} is no map of {num_draft} '
-                     'tokens to integers')
-  ids = np.arange(num_draft) + source.read(TO_TARGET).astype(np.int64)
-  if ids[0] < 0 or ids[-1] >= num_tokens or (np.diff(ids) <= 0).any():
-    raise InputError(f'{source.path}: {TO_TARGET!r} does not map the tokens of the draft, in order, to {num_draft} of '
-                     f'{num_tokens} tokens of the target')
-  if IN_DRAFT in source.shapes:
-    known = np.isin(np.arange(num_tokens), ids)
-    if source.shapes[IN_DRAFT] != known.shape or (source.read(IN_DRAFT).astype(bool) != known).any():
-      raise InputError(f'{source.path}: {IN_DRAFT!r} names other tokens than {TO_TARGET!r}')
-  return ids.astype(np.int32)

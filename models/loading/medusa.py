@@ -6,7 +6,8 @@
 
 Head k of L residual blocks is `k.j.linear.weight` and `k.j.linear.bias`, j = 0 .. L - 1, and `k.L.weight` if it has an
 LM head of its own; among the tensors of a model the names begin with `medusa_head.`. How many heads and blocks there
-are is read off the names: published configs name fewer heads than their files hold.
+are is read off the names: published configs name fewer heads than their files hold. Ours may guess U of V tokens, and
+then hold the map that EAGLE heads have (`models.loading.draft_ids`).
 """
 
 import json
@@ -21,6 +22,7 @@ import numpy as np
 from models.config import MedusaConfig
 from models.errors import InputError
 from models.heads import MedusaHeads
+from models.loading.draft_ids import IN_DRAFT, TO_TARGET, map_tensors, mapped_vocab, read_draft_ids
 from models.loading.hf_config import Fields
 from models.loading.load import float_dtype, place
 from models.loading.name_maps import TensorFile
@@ -49,13 +51,15 @@ def load_medusa(path: str | os.PathLike, width: int, vocab_size: int, dtype: str
   path = Path(path)
   source = open_heads(path)
   prefix, config = _read_shape(source, width, vocab_size, float_dtype(dtype))
+  ids = read_draft_ids(source, config.draft_vocab, vocab_size)
   base = _check_config(path, config) if path.is_dir() else ''
   graph, abstract = nnx.split(nnx.eval_shape(lambda: MedusaHeads(config, nnx.Rngs(0))))
   leaves = dict(nnx.to_flat_state(abstract))
-  names = {param_path: prefix + tensor_name(param_path, config.num_layers) for param_path in leaves}
-  _check_tensors(source, prefix, {names[param_path]: leaf.shape for param_path, leaf in leaves.items()}, base)
+  names = {param_path: prefix + tensor_name(param_path, config.num_layers) for param_path in leaves
+           if param_path != ('draft_ids',)}
+  _check_tensors(source, prefix, {name: leaves[param_path].shape for param_path, name in names.items()}, base)
   for param_path, leaf in leaves.items():
-    parameter = source.read(names[param_path]).astype(leaf.dtype)
+    parameter = source.read(names[param_path]).astype(leaf.dtype) if param_path in names else ids
     sharding = sharding_of(mesh)(param_path, parameter.shape) if mesh is not None else None
     leaves[param_path] = leaf.replace(place(parameter, sharding))
   return nnx.merge(graph, nnx.from_flat_state(leaves.items()))
@@ -70,6 +74,8 @@ def save_medusa(heads: MedusaHeads, directory: str | os.PathLike, base_model: st
   directory, config = Path(directory), heads.config
   tensors = {tensor_name(path, config.num_layers): np.asarray(leaf[...])
              for path, leaf in nnx.to_flat_state(nnx.state(heads, nnx.Param))}
+  if heads.draft_ids is not None:
+    tensors |= map_tensors(np.asarray(heads.draft_ids[...]), config.vocab_size)
   fields = dict(medusa_num_heads=config.num_heads, medusa_num_layers=config.num_layers,
                 base_model_name_or_path=base_model)
   try:
@@ -122,7 +128,7 @@ def _read_shape(source: TensorFile, width: int, vocab_size: int, dtype: str) -> 
     without = min(set(range(num_heads)) - with_head)
     raise InputError(f'{source.path} mixes two layouts: head {min(with_head)} has an LM head of its own, head '
                      f'{without} has none')
-  return prefix, MedusaConfig(num_heads, width, vocab_size, num_layers, bool(with_head), dtype)
+  return prefix, MedusaConfig(num_heads, width, vocab_size, num_layers, bool(with_head), dtype, mapped_vocab(source))
 
 
 def _check_config(directory: Path, config: MedusaConfig) -> str:
@@ -152,7 +158,7 @@ def _check_tensors(source: TensorFile, prefix: str, wanted: dict[str, tuple[int,
     elif not source.is_float(name) or source.problem(name):
       problems.append(f'{name!r} has no floating-point type that is supported')
   problems += [f'{name!r} is not part of a head' for name in source.shapes
-               if name.startswith(prefix) and name not in wanted]
+               if name.startswith(prefix) and name not in (*wanted, TO_TARGET, IN_DRAFT)]
   if problems:
     more = f'; and {len(problems) - 3} more' if len(problems) > 3 else ''
     made_for = f' (heads made for {base!r})' if base else ''

@@ -11,6 +11,7 @@ import numpy as np
 from models.errors import InputError
 from models.heads import MedusaHeads
 from specdec.draft import TreeDraft
+from specdec.drafters.draft_vocab import DraftVocab
 from specdec.drafters.protocol import Context
 from specdec.features import Reads
 from specdec.tree import TreeSpec
@@ -22,11 +23,11 @@ class MedusaParams:
 
   Attributes:
     heads: whose width and vocabulary are the target's.
-    lm_head_VD: the target's; None if the heads have their own.
+    lm_head_UD: the target's, of the tokens that the heads may guess; None if the heads have their own.
   """
 
   heads: MedusaHeads
-  lm_head_VD: Array | None = None
+  lm_head_UD: Array | None = None
 
 
 @struct.dataclass
@@ -71,12 +72,16 @@ class Medusa:
       raise InputError(f'node {self.tree.paths[node]} of the tree wants choice {self.num_tokens} of a head, which '
                        f'chooses among {self.num_tokens} tokens: use a narrower tree')
 
-  def check(self, num_heads: int):
-    """Refuses a tree that is too deep.
+  def check(self, num_heads: int, draft_vocab: int | None = None):
+    """Refuses a tree that is too deep or too wide for the heads.
 
     Raises:
-      InputError: says how deep it is, and how many heads there are.
+      InputError: says how deep it is and how many heads there are, or which node wants a token too many.
     """
+    if draft_vocab is not None and self.tree.branching > draft_vocab:
+      node = self.tree.ranks.index(draft_vocab)
+      raise InputError(f'node {self.tree.paths[node]} of the tree wants choice {draft_vocab} of a head, which chooses '
+                       f'among {draft_vocab} tokens: use a narrower tree')
     if self.tree.levels > num_heads:
       node = self.tree.nodes_at(num_heads + 1)[0]
       raise InputError(f'the tree has depth {self.tree.levels} at node {self.tree.paths[node]}, and there are '
@@ -89,17 +94,19 @@ class Medusa:
 
   def init(self, params: MedusaParams, tokens_BL: Array, length_B: Array, bucket: int,
            features_BTF: Array) -> MedusaState:
-    self.check(params.heads.config.num_heads)
+    self.check(params.heads.config.num_heads, params.heads.config.draft_vocab)
     return MedusaState(_row_at(features_BTF, length_B - 2), length_B)
 
   def propose(self, params: MedusaParams, state: MedusaState, context: Context,
               gamma: int) -> tuple[TreeDraft, MedusaState]:
     levels, branching = self.levels(gamma), self.tree.branching
+    ids = params.heads.draft_ids
+    vocab = DraftVocab(None if ids is None else ids[...], self.num_tokens)
     with jax.named_scope('heads'):
-      logits_BKV = params.heads(state.hidden_BD[:, None], params.lm_head_VD)[:, 0, :, :self.num_tokens]
+      logits_BKU = vocab.real(params.heads(state.hidden_BD[:, None], params.lm_head_UD)[:, 0])
     with jax.named_scope('candidates'):
-      _, best_BKR = jax.lax.top_k(logits_BKV[:, :levels], branching)
-      tokens_BM = best_BKR[:, np.array(self.tree.depths[1:]) - 1, np.array(self.tree.ranks)]
+      _, best_BKR = jax.lax.top_k(logits_BKU[:, :levels], branching)
+      tokens_BM = vocab.tokens(best_BKR)[:, np.array(self.tree.depths[1:]) - 1, np.array(self.tree.ranks)]
     parents_BM = jnp.broadcast_to(jnp.asarray(self.tree.parents, jnp.int32), tokens_BM.shape)
     count_B = jnp.where((context.gamma_B > 0) & (state.length_B > 1), gamma, 0)
     return TreeDraft(tokens_BM, parents_BM, None, count_B, levels, branching), state
