@@ -25,6 +25,8 @@ from specdec.training.checkpoints import Checkpoints
 from tests.models.random_decoder import random_decoder
 from tests.toys import forward
 
+# Orbax saves in threads whose event loops may be closed before their last callback.
+pytestmark = pytest.mark.filterwarnings('ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning')
 ROOT = Path(__file__).parents[1]
 TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]])
 DEEP = DecoderConfig.tiny(vocab_size=16, width=32, num_layers=12, num_heads=8, num_kv_heads=4, head_dim=4)
