@@ -61,7 +61,7 @@ def _drafter(section: ConfigDict, engine: ConfigDict, num_tokens: int) -> drafte
     case 'self' | 'model':
       return drafters.Model(num_tokens, engine.rows)
     case 'medusa':
-      return drafters.Medusa(tree_of(section.tree), num_tokens)
+      return drafters.Medusa(tree_of(section.tree), num_tokens, engine.rows)
     case 'eagle':
       return drafters.Eagle(num_tokens, tree_of(section.tree), section.children, section.version, engine.rows)
     case 'hybrid':

@@ -4,6 +4,8 @@
 say how each array lies on the mesh.
 """
 
+from collections.abc import Iterator
+import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -12,6 +14,7 @@ from typing import Any
 
 import jax
 from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
@@ -74,7 +77,7 @@ class Programs:
     return self._compile(lambda: run.lower(self.engine, self.params, state), donated=state)
 
   def _compile(self, lower, donated: DecodeState | None) -> 'Compiled':
-    with jax.set_mesh(self.mesh):
+    with jax.set_mesh(self.mesh), _uncached():
       try:
         compiled = lower().compile(compiler_options=LIBTPU_FLAGS)
       except jax.errors.JaxRuntimeError as error:
@@ -105,6 +108,19 @@ class Programs:
     return leaf.replace(
         k=split(leaf.k, 'BKSH'), v=split(leaf.v, 'BKSH'), relative=split(leaf.relative, 'NSH'),
         position_BS=self._whole(leaf.position_BS), length_B=self._whole(leaf.length_B))
+
+
+@contextlib.contextmanager
+def _uncached() -> Iterator[None]:
+  """Without JAX's cache of programs on disk: without a device of their kind they are written but cannot be read."""
+  enabled = jax.config.jax_enable_compilation_cache
+  jax.config.update('jax_enable_compilation_cache', False)
+  compilation_cache.reset_cache()  # it asks once per process
+  try:
+    yield
+  finally:
+    jax.config.update('jax_enable_compilation_cache', enabled)
+    compilation_cache.reset_cache()
 
 
 @dataclasses.dataclass(frozen=True)

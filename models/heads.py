@@ -58,21 +58,28 @@ class MedusaHeads(nnx.Module):
     head = self.heads[k]
     return _logits(lm_head_UD if head.head is None else head.head[...], head(hidden_BTD.astype(self.config.dtype)))
 
-  def __call__(self, hidden_BTD: Array, lm_head_UD: Array | None = None) -> Array:
+  def __call__(self, hidden_BTD: Array, lm_head_UD: Array | None = None, rows: int = 1) -> Array:
     """[B, T, K, U]: logits of every head, float32; U is V, or fewer (`MedusaConfig.draft_vocab`).
 
     Args:
       hidden_BTD: the target's vectors before its LM head, after its final norm.
       lm_head_UD: the target's LM head, or its rows of the tokens that can be guessed, for heads that borrow it.
+      rows: vectors that go through each product, at least: padded, since TPU lowers a single row badly.
     """
-    x_BTD = hidden_BTD.astype(self.config.dtype)
-    x_BTKD = jnp.stack([head(x_BTD) for head in self.heads], axis=2)
+    batch, count = hidden_BTD.shape[:2]
+    x_BTD = _padded(hidden_BTD.astype(self.config.dtype), rows)
+    x_BTKD = jnp.stack([head(x_BTD)[:, :count] for head in self.heads], axis=2)
     with jax.named_scope('lm_head'):
       if not self.config.own_head:  # one pass over the weight for all heads
-        x_BRD = x_BTKD.reshape(x_BTKD.shape[0], -1, x_BTKD.shape[-1])
-        return _logits(lm_head_UD, x_BRD).reshape(*x_BTKD.shape[:3], -1)
-      return jnp.stack([_logits(head.head[...], x_BTKD[:, :, k]) for k, head in enumerate(self.heads)], axis=2)
+        x_BRD = x_BTKD.reshape(batch, -1, x_BTKD.shape[-1])
+        return _logits(lm_head_UD, x_BRD, rows).reshape(*x_BTKD.shape[:3], -1)
+      return jnp.stack([_logits(head.head[...], x_BTKD[:, :, k], rows) for k, head in enumerate(self.heads)], axis=2)
 
 
-def _logits(lm_head_VD: Array, x_BRD: Array) -> Array:
-  return gather_last(output_major('VD,BRD->VBR', lm_head_VD, x_BRD, preferred_element_type=jnp.float32))
+def _padded(x_BRD: Array, rows: int) -> Array:
+  return jnp.pad(x_BRD, ((0, 0), (0, max(rows - x_BRD.shape[1], 0)), (0, 0)))
+
+
+def _logits(lm_head_VD: Array, x_BRD: Array, rows: int = 1) -> Array:
+  logits_BRV = output_major('VD,BRD->VBR', lm_head_VD, _padded(x_BRD, rows), preferred_element_type=jnp.float32)
+  return gather_last(logits_BRV[:, :x_BRD.shape[1]])

@@ -55,10 +55,12 @@ class Medusa:
   Attributes:
     tree: its nodes are γ.
     num_tokens: ids of the real vocabulary; padding logits beyond are cut before the best are chosen.
+    rows: query rows that the heads run, at least (`specdec.padded`).
   """
 
   tree: TreeSpec
   num_tokens: int
+  rows: int = 1
 
   name = 'medusa'
   reads = Reads.HIDDEN
@@ -103,7 +105,7 @@ class Medusa:
     ids = params.heads.draft_ids
     vocab = DraftVocab(None if ids is None else ids[...], self.num_tokens)
     with jax.named_scope('heads'):
-      logits_BKU = vocab.real(params.heads(state.hidden_BD[:, None], params.lm_head_UD)[:, 0])
+      logits_BKU = vocab.real(params.heads(state.hidden_BD[:, None], params.lm_head_UD, self.rows)[:, 0])
     with jax.named_scope('candidates'):
       _, best_BKR = jax.lax.top_k(logits_BKU[:, :levels], branching)
       tokens_BM = vocab.tokens(best_BKR)[:, np.array(self.tree.depths[1:]) - 1, np.array(self.tree.ranks)]
