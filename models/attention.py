@@ -66,8 +66,10 @@ def attend(q_BKGTH: Array, k_BKSH: Array, v_BKSH: Array, bias_BKGTS: Array, num_
   return (mixed / total[..., None]).reshape(shape)
 
 
-def by_slot(by_distance_BKGTS: Array, start_B: Array) -> Array:
+def by_slot(by_distance_BKGTS: Array, start_B: Array | None) -> Array:
   """Turns scores of the distances S-1..0 into scores of the slots 0..S-1, for queries in the slots start..start+T-1.
+
+  Without `start` queries begin in slot 0.
 
   Each query's scores move by its own number of slots: by the start of its row in one slice, and by its place in the
   row in log2(T) static shifts. A gather would do the same, one score at a time on a TPU. What moves in from the end
@@ -75,9 +77,12 @@ def by_slot(by_distance_BKGTS: Array, start_B: Array) -> Array:
   """
   batch, width, capacity = by_distance_BKGTS.shape[0], *by_distance_BKGTS.shape[-2:]
   padded = jnp.pad(by_distance_BKGTS, ((0, 0),) * 4 + ((0, capacity),))
-  rows = [jax.lax.dynamic_slice_in_dim(padded[row], capacity - width - start_B[row], capacity + width - 1, axis=-1)
-          for row in range(batch)]
-  scores = jnp.stack(rows)
+  if start_B is None:
+    scores = padded[..., capacity - width:2 * capacity - 1]
+  else:
+    scores = jnp.stack([
+        jax.lax.dynamic_slice_in_dim(padded[row], capacity - width - start_B[row], capacity + width - 1, axis=-1)
+        for row in range(batch)])
   left_T1 = width - 1 - jnp.arange(width)[:, None]
   shift = 1 << (width - 1).bit_length()
   scores = jnp.pad(scores, ((0, 0),) * 4 + ((0, shift - width),))
@@ -117,8 +122,23 @@ class Attention(nnx.Module):
   def __call__(self, x_BTD: Array, positions_BT: Array, mask_BTS: Array, angles, cache: KVCache,
                num_live: Array) -> tuple[Array, KVCache]:
     """Writes this layer's keys and values into the cache and attends; [B, T, D] and the cache."""
+    q_BTKGH, k_BTKH, v_BTKH = self._project(x_BTD, angles)
+    cache = cache.write_layer(self.layer, k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2))
+    mask = window_mask(mask_BTS, positions_BT, cache.position_BS, self.config.window(self.layer))
+    relative_NSH = cache.relative[self.layer] if cache.relative else None
+    mixed_BTD = self._mix(q_BTKGH, cache.k[self.layer], cache.v[self.layer], mask, relative_NSH, cache.length_B,
+                          num_live, self.config.attention_block)
+    return mixed_BTD, cache
+
+  def over_row(self, x_BTD: Array, mask_BTT: Array, angles, relative_NTH: Array | None) -> Array:
+    """Attention of the tokens of whole rows to each other, [B, T, D]: no cache, as in training."""
+    q_BTKGH, k_BTKH, v_BTKH = self._project(x_BTD, angles)
+    return self._mix(q_BTKGH, k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2), mask_BTT, relative_NTH, None,
+                     x_BTD.shape[1], None)
+
+  def _project(self, x_BTD: Array, angles) -> tuple[Array, Array, Array]:
+    """Queries [B, T, K, G, H], keys and values [B, T, K, H], normed and rotated."""
     config = self.config
-    batch, width = x_BTD.shape[:2]
     # The barrier in `output_major` also keeps XLA:TPU from re-laying the whole weight out in every layer.
     qkv = output_major('KXHD,BTD->KXHBT', self.qkv[...], x_BTD)
     if self.qkv_bias is not None:
@@ -131,27 +151,30 @@ class Attention(nnx.Module):
       cos, sin = angles  # [B, T, H/2]
       q_BTKGH = rotate(q_BTKGH, cos[:, :, None, None], sin[:, :, None, None])
       k_BTKH = rotate(k_BTKH, cos[:, :, None], sin[:, :, None])
-    cache = cache.write_layer(self.layer, k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2))
+    return q_BTKGH, k_BTKH, v_BTKH
 
-    mask = window_mask(mask_BTS, positions_BT, cache.position_BS, config.window(self.layer))
-    bias = jnp.where(mask, 0.0, MASKED)[:, None, None]
+  def _mix(self, q_BTKGH: Array, k_BKSH: Array, v_BKSH: Array, mask_BTS: Array, relative_NSH: Array | None,
+           start_B: Array | None, num_live: Array | int, block: int | None) -> Array:
+    """[B, T, D]: what the queries, in the slots from `start` on, see."""
+    config = self.config
+    batch, width = q_BTKGH.shape[:2]
+    bias = jnp.where(mask_BTS, 0.0, MASKED)[:, None, None]
     q_BKGTH = q_BTKGH.transpose(0, 2, 3, 1, 4) * (config.head_dim ** -0.5)
-    if config.positions == 'relative':
-      bias = bias + self._distance_scores(q_BKGTH, cache)
+    if relative_NSH is not None:
+      bias = bias + self._distance_scores(q_BKGTH, relative_NSH, start_B)
       q_BKGTH = q_BKGTH + self._per_group(self.content_bias) * (config.head_dim ** -0.5)
-    mixed = attend(q_BKGTH, cache.k[self.layer], cache.v[self.layer], bias, num_live, config.attention_block)
-    mixed_BTQ = mixed.astype(x_BTD.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, -1)
-    return output_major('DQ,BTQ->DBT', self.out[...], mixed_BTQ), cache
+    mixed = attend(q_BKGTH, k_BKSH, v_BKSH, bias, num_live, block)
+    mixed_BTQ = mixed.astype(q_BTKGH.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, -1)
+    return output_major('DQ,BTQ->DBT', self.out[...], mixed_BTQ)
 
   def _per_group(self, bias: nnx.Param) -> Array:
     config = self.config
     return bias[...].reshape(config.num_kv_heads, config.group_size, 1, config.head_dim)
 
-  def _distance_scores(self, q_BKGTH: Array, cache: KVCache) -> Array:
+  def _distance_scores(self, q_BKGTH: Array, relative_NSH: Array, start_B: Array | None) -> Array:
     """Terms (b) and (d) of Dai et al. (2019), equation 5, [B, K, G, T, S]; a distance counts slots: no trees here."""
     config = self.config
-    relative_KGSH = cache.relative[self.layer].reshape(
-        config.num_kv_heads, config.group_size, cache.capacity, config.head_dim)
+    relative_KGSH = relative_NSH.reshape(config.num_kv_heads, config.group_size, -1, config.head_dim)
     query = q_BKGTH + self._per_group(self.position_bias) * (config.head_dim ** -0.5)
     by_distance = jnp.einsum('BKGTH,KGSH->BKGTS', query, relative_KGSH, preferred_element_type=jnp.float32)
-    return by_slot(by_distance, cache.length_B)
+    return by_slot(by_distance, start_B)

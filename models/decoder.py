@@ -30,9 +30,20 @@ class Block(nnx.Module):
     with jax.named_scope('attention'):
       mixed_BTD, cache = self.attn(
           rms_norm(x_BTD, self.attn_norm[...], self.eps), positions_BT, mask_BTS, angles, cache, num_live)
+    return self._add(x_BTD, mixed_BTD), cache
+
+  def over_row(self, x_BTD: Array, mask_BTT: Array, angles, distances_TD: Array | None) -> Array:
+    """As `__call__` over whole rows, without a cache; with relative positions `distances_TD` is their embedding."""
+    with jax.named_scope('attention'):
+      relative_NTH = None if distances_TD is None else self.attn.project_distances(distances_TD)
+      mixed_BTD = self.attn.over_row(rms_norm(x_BTD, self.attn_norm[...], self.eps), mask_BTT, angles, relative_NTH)
+    return self._add(x_BTD, mixed_BTD)
+
+  def _add(self, x_BTD: Array, mixed_BTD: Array) -> Array:
+    """The residual stream after attention and MLP."""
     x_BTD = constrain(x_BTD + mixed_BTD, 'BTD')
     with jax.named_scope('mlp'):
-      return constrain(x_BTD + self.mlp(rms_norm(x_BTD, self.mlp_norm[...], self.eps)), 'BTD'), cache
+      return constrain(x_BTD + self.mlp(rms_norm(x_BTD, self.mlp_norm[...], self.eps)), 'BTD')
 
 
 class Decoder(nnx.Module):
