@@ -50,7 +50,7 @@ class WorkUnits:
     self._directory, self.count = pathlib.Path(directory), count
     if distributed.speaks():
       self._check_same({**results.plain(about), 'units': count})
-    self._done = _agree([distributed.speaks() and self._is_done(unit) for unit in range(count)])
+    self._done = agree([distributed.speaks() and self._is_done(unit) for unit in range(count)])
 
   def run(self, work: Callable[[int], Any]) -> list[Any]:
     """The results of all units, as JSON holds them: `work(unit)` of those that have no file yet.
@@ -69,7 +69,7 @@ class WorkUnits:
   def _finish(self, unit: int, result: Any) -> None:
     if distributed.speaks():
       results.write_json(str(self._path(unit)), result)
-    if any(_agree([preemption.requested()])) and unit + 1 < self.count:
+    if any(agree([preemption.requested()])) and unit + 1 < self.count:
       raise preemption.Preempted
 
   @property
@@ -104,7 +104,7 @@ def _read(path: pathlib.Path) -> Any:
     raise InputError(f'{path} is broken: remove it ({error})') from error
 
 
-def _agree(flags: Sequence[bool]) -> list[bool]:
+def agree(flags: Sequence[bool]) -> list[bool]:
   """True where any process says so."""
   if not distributed.joined():
     return list(flags)

@@ -1,0 +1,51 @@
+"""Pretrains a target and a draft from scratch, the Chinchilla way, on text that every machine has.
+
+    python -m launch.train --config=configs/pretrain.py:target
+    python -m launch.train --config=configs/pretrain.py:draft
+    python -m launch.plan  --config=configs/pretrain.py:1b --topology=v4-32
+    make pretrain                                  both, and then what the draft is worth to the target
+
+Variants: `target` and `draft` (a twentieth of its parameters) of a toy pair with a vocabulary of its own, minutes on two
+cores; `1b`, to be planned and, with a `data` section of yours, trained on a slice.
+"""
+
+from ml_collections import ConfigDict
+
+SHARED = {'vocab_size': 512, 'head_dim': 16, 'mlp': 'swiglu', 'positions': 'rope', 'tied_embedding': True}
+MODELS = {
+    'target': SHARED | {'width': 64, 'num_layers': 8, 'num_heads': 4, 'num_kv_heads': 4, 'ff_width': 176},
+    'draft': SHARED | {'width': 24, 'num_layers': 1, 'num_heads': 2, 'num_kv_heads': 2, 'ff_width': 64},
+    '1b': {'vocab_size': 32_000, 'width': 2048, 'num_layers': 16, 'num_heads': 16, 'num_kv_heads': 16, 'head_dim': 128,
+           'ff_width': 8192, 'mlp': 'gelu', 'positions': 'relative', 'tied_embedding': True},
+}
+TOY = {
+    'row_tokens': 256, 'batch': 16, 'accumulate': 1, 'learning_rate': 4e-3, 'warmup_steps': 50, 'dtype': 'float32',
+    'remat': False, 'log_every': 20, 'eval_every': 200, 'save_every': 200}
+TRAIN = {
+    'target': TOY,
+    'draft': TOY | {'learning_rate': 1e-2, 'warmup_steps': 10, 'eval_every': 50, 'log_every': 5},
+    '1b': {'row_tokens': 2048, 'batch': 256, 'accumulate': 1, 'learning_rate': 2e-4, 'warmup_steps': 500,
+           'dtype': 'bfloat16', 'remat': True, 'log_every': 10, 'eval_every': 1000, 'save_every': 500},
+}
+
+
+def get_config(variant: str = 'target') -> ConfigDict:
+  if variant not in MODELS:
+    raise ValueError(f'variant {variant!r} of configs/pretrain.py does not exist: use one of {", ".join(MODELS)}')
+  config = ConfigDict({
+      'model': MODELS[variant],
+      'tokenizer': {'source': 'results/pretrain/tokenizer'},  # made of the training texts where it does not exist
+      'data': {'kind': 'stdlib', 'path': '', 'name': '', 'split': 'train', 'field': 'text', 'limit': None,
+               'held_out': 0.05},
+      'train': TRAIN[variant] | {
+          'objective': 'next_token',
+          'directory': f'results/pretrain/{variant}',  # goes on from what is there; the model ends up in model/
+          'tokens_per_parameter': 20.0,  # Hoffmann et al. (2022)
+          'tokens': 0,  # instead, if not 0
+          'final_share': 0.1,  # of the learning rate, at the end of the cosine
+          'beta2': 0.95, 'weight_decay': 0.1, 'clip_norm': 1.0, 'seed': 0,
+          'held_out_rows': 64,
+          'keep': 2},
+      'mesh': {'data': 16 if variant == '1b' else 1, 'model': 1},
+  })
+  return config.lock()
