@@ -1,8 +1,8 @@
 """Training of EAGLE heads: on the target's features, on noisy ones, and on the head's own guesses.
 
 EAGLE-1 and -2 (Li et al., 2024, section 3.2): what follows a pair should be the next feature (smooth L1), and the law
-that the LM head makes of it the target's; the features that are read are noisy. EAGLE-3 (Li et al., 2025, "training-time
-test"): the head is unrolled, so that it reads in training what it will read when it drafts. In step s = 0, 1, ... a
+that the LM head makes of it the target's; the features that are read are noisy. EAGLE-3 (Li et al., 2025,
+"training-time test"): the head is unrolled, so that it reads in training what it will read when it drafts. In step s = 0, 1, ... a
 guess that began with pair r stands at position r + s. It reads the embedding of token r + 1 + s and the guess of step
 s - 1, sees the true pairs up to r and its own s guesses, and should say token r + 2 + s.
 """
@@ -17,8 +17,9 @@ import jax.numpy as jnp
 
 from models.eagle import EagleWeights
 from models.kv_cache import KVCache
-from specdec.training.frozen import Frozen, Seen, observe, rows_of_head, segment_mask, target_law
-from specdec.training.guesses import UNKNOWN, agreement, counted, ranks, shifted
+from specdec.training.frozen import Frozen, Seen, observe, rows_of_head, segment_mask
+from specdec.training.guesses import UNASKED, agreement, counted, ranks, shifted
+from specdec.training.labels import check_labels, labels_of
 from specdec.training.losses import LOSSES, masked_sum, overlap, smooth_l1
 
 
@@ -59,6 +60,7 @@ class EagleObjective:
     num_tokens: real tokens of the target.
     steps: unrolled.
     token_loss: one of `losses.LOSSES`.
+    labels: one of `labels.LABELS`.
     noise: the features read in step 0 are shifted by U(-noise, noise).
   """
 
@@ -66,10 +68,14 @@ class EagleObjective:
   num_tokens: int
   steps: int = 3
   token_loss: str = 'kl'
+  labels: str = 'law'
   token_weight: float = 1.0
   feature_weight: float = 0.2
   noise: float = 0.0
   decay: float = 1.0
+
+  def __post_init__(self):
+    check_labels(self.labels)
 
   def loss(self, trainable: nnx.State, frozen: Frozen, batch: dict[str, Array],
            key: Array) -> tuple[Array, dict[str, Array]]:
@@ -77,7 +83,8 @@ class EagleObjective:
     features_BTF = self._features(seen)
     if self.noise:
       features_BTF += jax.random.uniform(key, features_BTF.shape, minval=-self.noise, maxval=self.noise)
-    law_BTU = target_law(rows_of_head(frozen.target, self._ids(weights), self.num_tokens), seen)
+    ids_U = self._ids(weights)
+    law_BTU = labels_of(self.labels, rows_of_head(frozen.target, ids_U, self.num_tokens), seen, batch, ids_U)
     total, sums, found, counts = jnp.zeros(()), {}, [], []
     for step, guess_BTD in enumerate(unroll(weights, batch, features_BTF, self.steps)):
       about = 1 + step  # a guess about what follows token i stands at pair i - about
@@ -87,21 +94,22 @@ class EagleObjective:
       if self.feature_weight:
         losses_BT += self.feature_weight * smooth_l1(guess_BTD, seen.hidden_BTD)
       total += self.decay ** step * masked_sum(losses_BT, counts_BT)
-      sums.setdefault('overlap', masked_sum(overlap(law_BTU, logits_BTU), counts_BT))
-      found.append(shifted(ranks(logits_BTU, shifted(batch['tokens'], 1), counts_BT, self._ids(weights)), about))
+      if self.labels == 'law' and not step:
+        sums['overlap'] = masked_sum(overlap(law_BTU, logits_BTU), counts_BT)
+      found.append(shifted(ranks(logits_BTU, shifted(batch['tokens'], 1), counts_BT, ids_U), about))
       counts.append(shifted(counts_BT, about))
     counts_BTM = jnp.stack(counts, axis=-1)
     sums |= agreement(jnp.stack(found, axis=-1), counts_BTM)
     return total, jax.lax.stop_gradient(sums) | {'count': jnp.sum(counts_BTM[..., 0], dtype=jnp.float32)}
 
   def ranks(self, trainable: nnx.State, frozen: Frozen, batch: dict[str, Array], levels: int) -> Array:
-    """See `acceptance.Guesses`: a chain whose newest token is i began with pair i - 1."""
+    """See `acceptance.Guesser`: a chain whose newest token is i began with pair i - 1."""
     weights = self._weights(trainable, frozen)
     features_BTF = self._features(observe(frozen.target, batch, self.num_tokens))
     found = [ranks(self._logits(weights, guess_BTD), shifted(batch['tokens'], 2 + step), counted(batch, 2 + step),
                    self._ids(weights))
              for step, guess_BTD in enumerate(unroll(weights, batch, features_BTF, levels))]
-    return jnp.pad(jnp.stack(found, axis=-1), ((0, 0), (1, 0), (0, 0)), constant_values=UNKNOWN)[:, :-1]
+    return jnp.pad(jnp.stack(found, axis=-1), ((0, 0), (1, 0), (0, 0)), constant_values=UNASKED)[:, :-1]
 
   def _features(self, seen: Seen) -> Array:
     return seen.hidden_BTD if seen.taps_BTF is None else seen.taps_BTF

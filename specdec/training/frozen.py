@@ -91,13 +91,6 @@ def log_totals(lm_head_VD: Array, hidden_BTD: Array) -> Array:
   return jax.lax.map(one, vectors_PD, batch_size=min(ROWS, len(vectors_PD))).reshape(hidden_BTD.shape[:2])
 
 
-def target_law(lm_head_UD: Array, seen: Seen) -> Array:
-  """[B, T, U] float32: log-probabilities of the tokens that can be drafted, as the next ones."""
-  logits_BTU = jnp.einsum('UD,BTD->BTU', lm_head_UD, seen.hidden_BTD.astype(lm_head_UD.dtype),
-                          preferred_element_type=jnp.float32)
-  return jax.lax.stop_gradient(logits_BTU - seen.log_total_BT[..., None])
-
-
 def rows_of_head(target: Decoder, ids_U: Array | None, num_tokens: int) -> Array:
   """[U, D]: of the target's LM head, for the tokens that can be drafted."""
   return target.lm_head[:num_tokens] if ids_U is None else jnp.take(target.lm_head, ids_U, axis=0)

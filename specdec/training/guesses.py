@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from specdec.training.losses import masked_sum
 
-UNKNOWN = 1 << 20  # the rank of a token that cannot be drafted, or that does not count
+UNKNOWN = 1 << 20  # the rank of a token that cannot be drafted
+UNASKED = -1  # where no token counts
 
 
 def shifted(x_BT: Array, places: int) -> Array:
@@ -36,7 +37,9 @@ def find(ids_U: Array | None, tokens_BT: Array) -> tuple[Array, Array]:
 
 
 def ranks(logits_BTU: Array, tokens_BT: Array, counts_BT: Array, ids_U: Array | None) -> Array:
-  """[B, T]: which choice of the draft the token is, 0 for its first; `UNKNOWN` where it is none or does not count.
+  """[B, T]: which choice of the draft the token is, 0 for its first.
+
+  `UNKNOWN` where it cannot be drafted, `UNASKED` where it does not count.
 
   Of equal logits the one with the lower id comes first, as `jax.lax.top_k` has it.
   """
@@ -44,7 +47,8 @@ def ranks(logits_BTU: Array, tokens_BT: Array, counts_BT: Array, ids_U: Array | 
   logit_BT1 = jnp.take_along_axis(logits_BTU, place_BT[..., None], axis=-1)
   earlier_U = jnp.arange(logits_BTU.shape[-1]) < place_BT[..., None]
   before_BTU = (logits_BTU > logit_BT1) | (logits_BTU == logit_BT1) & earlier_U
-  return jnp.where(known_BT & counts_BT, jnp.sum(before_BTU, axis=-1), UNKNOWN)
+  rank_BT = jnp.where(known_BT, jnp.sum(before_BTU, axis=-1), UNKNOWN)
+  return jnp.where(counts_BT, rank_BT, UNASKED)
 
 
 def agreement(ranks_BTM: Array, counts_BTM: Array) -> dict[str, Array]:

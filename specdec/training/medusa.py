@@ -16,8 +16,9 @@ import optax
 
 from models.decoder import Decoder
 from models.heads import MedusaHeads
-from specdec.training.frozen import Frozen, observe, over_rows, rows_of_head, target_law
-from specdec.training.guesses import UNKNOWN, agreement, counted, ranks, shifted
+from specdec.training.frozen import Frozen, observe, over_rows, rows_of_head
+from specdec.training.guesses import UNASKED, agreement, counted, ranks, shifted
+from specdec.training.labels import check_labels, labels_of, target_law
 from specdec.training.losses import LOSSES, masked_sum, overlap
 
 HEADS, BACKBONE = 'heads', 'backbone'  # of what Medusa-2 trains
@@ -31,18 +32,23 @@ class MedusaObjective:
     graph: of the heads.
     num_tokens: real tokens of the target.
     token_loss: one of `losses.LOSSES`.
+    labels: one of `labels.LABELS`.
     decay: λ.
   """
 
   graph: nnx.GraphDef
   num_tokens: int
   token_loss: str = 'kl'
+  labels: str = 'law'
   decay: float = 0.8
+
+  def __post_init__(self):
+    check_labels(self.labels)
 
   def loss(self, trainable: nnx.State, frozen: Frozen, batch: dict[str, Array],
            key: Array) -> tuple[Array, dict[str, Array]]:
     heads, seen = self.heads_of(trainable, frozen), observe(frozen.target, batch, self.num_tokens)
-    law_BTU = target_law(self._rows(heads, frozen.target), seen)
+    law_BTU = labels_of(self.labels, self._rows(heads, frozen.target), seen, batch, _ids(heads))
     return self.losses(heads, frozen.target, seen.hidden_BTD, law_BTU, batch)
 
   def losses(self, heads: MedusaHeads, target: Decoder, hidden_BTD: Array, law_BTU: Array,
@@ -54,7 +60,8 @@ class MedusaObjective:
       counts_BT = shifted(counted(batch, 1 + about), -about)
       logits_BTU = self._logits(heads, k, target, shifted(hidden_BTD, -about))
       total += self.decay ** k * masked_sum(LOSSES[self.token_loss](law_BTU, logits_BTU), counts_BT)
-      sums.setdefault('overlap', masked_sum(overlap(law_BTU, logits_BTU), counts_BT))
+      if self.labels == 'law' and not k:
+        sums['overlap'] = masked_sum(overlap(law_BTU, logits_BTU), counts_BT)
       found.append(shifted(ranks(logits_BTU, shifted(batch['tokens'], 1), counts_BT, _ids(heads)), about))
       counts.append(shifted(counts_BT, about))
     counts_BTM = jnp.stack(counts, axis=-1)
@@ -62,11 +69,11 @@ class MedusaObjective:
     return total, jax.lax.stop_gradient(sums) | {'count': jnp.sum(counts_BTM[..., 0], dtype=jnp.float32)}
 
   def ranks(self, trainable: nnx.State, frozen: Frozen, batch: dict[str, Array], levels: int) -> Array:
-    """See `acceptance.Guesses`: where the newest token is i, the heads read the vector of token i - 1."""
+    """See `acceptance.Guesser`: where the newest token is i, the heads read the vector of token i - 1."""
     heads, seen = self.heads_of(trainable, frozen), observe(frozen.target, batch, self.num_tokens)
     found = [ranks(self._logits(heads, k, frozen.target, seen.hidden_BTD), shifted(batch['tokens'], 2 + k),
                    counted(batch, 2 + k), _ids(heads)) for k in range(levels)]
-    return jnp.pad(jnp.stack(found, axis=-1), ((0, 0), (1, 0), (0, 0)), constant_values=UNKNOWN)[:, :-1]
+    return jnp.pad(jnp.stack(found, axis=-1), ((0, 0), (1, 0), (0, 0)), constant_values=UNASKED)[:, :-1]
 
   def heads_of(self, trainable: nnx.State, frozen: Frozen) -> MedusaHeads:
     return nnx.merge(self.graph, trainable, frozen.rest)

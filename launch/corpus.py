@@ -1,0 +1,120 @@
+"""A corpus of a target's own answers, as `experiments.make_corpus` writes it, and the rows that drafts are trained on.
+
+    DIR/about.json            what was asked for
+    DIR/unit-00000-of-00120.json, ...    texts: id, kind, temperature, prompt_length, tokens
+"""
+
+from collections.abc import Iterable, Sequence
+import dataclasses
+import hashlib
+import json
+import pathlib
+
+import numpy as np
+
+from models.errors import InputError
+
+HELD_OUT = 20  # one text in so many is not trained on
+OPEN_ROWS = 64  # that a text may still go into
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+  """A prompt and what the target said.
+
+  Attributes:
+    id: of the prompt.
+    kind: 'chat', 'function' or 'story'.
+    temperature: that the answer was drawn at.
+    prompt_length: tokens that the target did not choose.
+    tokens: ids, the prompt's first.
+  """
+
+  id: str
+  kind: str
+  temperature: float
+  prompt_length: int
+  tokens: tuple[int, ...]
+
+  @property
+  def held_out(self) -> bool:
+    """By a hash of the prompt's id: answers to one prompt stay together, whatever else is in the corpus."""
+    return int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:4], 'big') % HELD_OUT == 0
+
+
+def read_texts(directory: str) -> list[Text]:
+  """All texts of a finished corpus, unit by unit.
+
+  Raises:
+    InputError: no corpus, one that is not finished, or one that holds something else.
+  """
+  folder = pathlib.Path(directory).expanduser()
+  paths = sorted(folder.glob('unit-*-of-*.json'))
+  if not paths:
+    raise InputError(f'{folder} holds no corpus: make one with python -m experiments.make_corpus --out={folder}')
+  count = int(paths[0].stem.rpartition('-')[2])
+  if len(paths) != count:
+    raise InputError(f'{folder} has {len(paths)} of {count} units: finish it by the command that began it')
+  return [text for path in paths for text in _read_unit(path)]
+
+
+def _read_unit(path: pathlib.Path) -> list[Text]:
+  try:
+    return [Text(**entry | {'tokens': tuple(entry['tokens'])}) for entry in json.loads(path.read_text())['texts']]
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise InputError(f'{path} is no unit of a corpus ({error}): make it again') from error
+
+
+def rows(texts: Iterable[Text], length: int) -> list[dict[str, np.ndarray]]:
+  """Rows of `length` tokens with the fields of `specdec.training.frozen`, several texts in one as far as they fit.
+
+  Of a text that is longer the end is kept, since the answer is there: it then begins in the middle of its prompt.
+
+  Raises:
+    InputError: no text, or none whose answer has a token.
+  """
+  finished: list[list[Text]] = []
+  filling: list[tuple[int, list[Text]]] = []
+  for text in texts:
+    size = min(len(text.tokens), length)
+    place = next((i for i, (room, _) in enumerate(filling) if room >= size), None)
+    if place is None:
+      filling.append((length, []))
+      place = len(filling) - 1
+    room, row = filling[place]
+    filling[place] = room - size, [*row, text]
+    if len(filling) > OPEN_ROWS:
+      fullest = min(range(len(filling)), key=lambda i: filling[i][0])
+      finished.append(filling.pop(fullest)[1])
+  made = [_row(texts, length) for texts in finished + [row for _, row in filling]]
+  if not any(row['trains'].any() for row in made):
+    raise InputError('the corpus has no answers to train on: make a larger one')
+  return made
+
+
+def _row(texts: Sequence[Text], length: int) -> dict[str, np.ndarray]:
+  tokens, segments, positions = (np.zeros(length, np.int32) for _ in range(3))
+  trains = np.zeros(length, bool)
+  start = 0
+  for number, text in enumerate(texts, start=1):
+    cut = max(len(text.tokens) - length, 0)
+    end = start + len(text.tokens) - cut
+    tokens[start:end], segments[start:end] = text.tokens[cut:], number
+    positions[start:end] = np.arange(end - start)
+    trains[start + max(text.prompt_length - cut, 0):end] = True
+    start = end
+  return {'tokens': tokens, 'segments': segments, 'positions': positions, 'trains': trains}
+
+
+def frequent_tokens(texts: Iterable[Text], count: int, num_tokens: int) -> np.ndarray:
+  """[U] ascending int32: the tokens that answers hold most (Zhao et al., 2025, FR-Spec), of equals the lower id.
+
+  Raises:
+    InputError: more than there are.
+  """
+  if not 1 <= count <= num_tokens:
+    raise InputError(f'a draft vocabulary of {count} tokens: the target has {num_tokens}')
+  times_V = np.zeros(num_tokens, np.int64)
+  for text in texts:
+    np.add.at(times_V, np.asarray(text.tokens[text.prompt_length:]), 1)
+  return np.sort(np.argsort(-times_V, kind='stable')[:count]).astype(np.int32)
