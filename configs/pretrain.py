@@ -5,21 +5,22 @@
     python -m launch.plan  --config=configs/pretrain.py:1b --topology=v4-32
     make pretrain                                  both, and then what the draft is worth to the target
 
-Variants: `target` and `draft` (a twentieth of its parameters) of a toy pair with a vocabulary of its own, minutes on two
-cores; `1b`, to be planned and, with a `data` section of yours, trained on a slice.
+Variants: `target` and `draft` (a twentieth of its parameters) of a toy pair with a vocabulary of its own, minutes on
+two cores; `1b`, to be planned and, with a `data` section of yours, trained on a slice.
 """
 
 from ml_collections import ConfigDict
 
-SHARED = {'vocab_size': 512, 'head_dim': 16, 'mlp': 'swiglu', 'positions': 'rope', 'tied_embedding': True}
+SHARED = {'vocab_size': 512, 'mlp': 'swiglu', 'positions': 'rope', 'tied_embedding': True}
 MODELS = {
-    'target': SHARED | {'width': 64, 'num_layers': 8, 'num_heads': 4, 'num_kv_heads': 4, 'ff_width': 176},
-    'draft': SHARED | {'width': 24, 'num_layers': 1, 'num_heads': 2, 'num_kv_heads': 2, 'ff_width': 64},
+    'target': SHARED | {'width': 64, 'num_layers': 4, 'num_heads': 2, 'num_kv_heads': 2, 'head_dim': 32,
+                        'ff_width': 176},
+    'draft': SHARED | {'width': 16, 'num_layers': 1, 'num_heads': 1, 'num_kv_heads': 1, 'head_dim': 16, 'ff_width': 48},
     '1b': {'vocab_size': 32_000, 'width': 2048, 'num_layers': 16, 'num_heads': 16, 'num_kv_heads': 16, 'head_dim': 128,
            'ff_width': 8192, 'mlp': 'gelu', 'positions': 'relative', 'tied_embedding': True},
 }
 TOY = {
-    'row_tokens': 256, 'batch': 16, 'accumulate': 1, 'learning_rate': 4e-3, 'warmup_steps': 50, 'dtype': 'float32',
+    'row_tokens': 128, 'batch': 32, 'accumulate': 1, 'learning_rate': 4e-3, 'warmup_steps': 50, 'dtype': 'float32',
     'remat': False, 'log_every': 20, 'eval_every': 200, 'save_every': 200}
 TRAIN = {
     'target': TOY,

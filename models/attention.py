@@ -1,5 +1,7 @@
 """Grouped-query attention over the cache, with rotary or relative positions."""
 
+from collections.abc import Callable
+
 from flax import nnx
 import jax
 from jax import Array
@@ -7,7 +9,7 @@ import jax.numpy as jnp
 
 from models.config import DecoderConfig
 from models.kv_cache import KVCache
-from models.layers import init_weight, output_major, rms_norm, rotate
+from models.layers import init_weight, of_rows, output_major, rms_norm, rotate
 
 MASKED = -1e30  # finite, so that a fully masked block gives exp(MASKED - max) = 0 and no NaN
 
@@ -122,25 +124,26 @@ class Attention(nnx.Module):
   def __call__(self, x_BTD: Array, positions_BT: Array, mask_BTS: Array, angles, cache: KVCache,
                num_live: Array) -> tuple[Array, KVCache]:
     """Writes this layer's keys and values into the cache and attends; [B, T, D] and the cache."""
-    q_BTKGH, k_BTKH, v_BTKH = self._project(x_BTD, angles)
+    q_BTKGH, k_BTKH, v_BTKH = self._project(x_BTD, angles, output_major)
     cache = cache.write_layer(self.layer, k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2))
     mask = window_mask(mask_BTS, positions_BT, cache.position_BS, self.config.window(self.layer))
     relative_NSH = cache.relative[self.layer] if cache.relative else None
-    mixed_BTD = self._mix(q_BTKGH, cache.k[self.layer], cache.v[self.layer], mask, relative_NSH, cache.length_B,
+    mixed_BTQ = self._mix(q_BTKGH, cache.k[self.layer], cache.v[self.layer], mask, relative_NSH, cache.length_B,
                           num_live, self.config.attention_block)
-    return mixed_BTD, cache
+    return output_major('DQ,BTQ->DBT', self.out[...], mixed_BTQ), cache
 
   def over_row(self, x_BTD: Array, mask_BTT: Array, angles, relative_NTH: Array | None) -> Array:
     """Attention of the tokens of whole rows to each other, [B, T, D]: no cache, as in training."""
-    q_BTKGH, k_BTKH, v_BTKH = self._project(x_BTD, angles)
-    return self._mix(q_BTKGH, k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2), mask_BTT, relative_NTH, None,
-                     x_BTD.shape[1], None)
+    q_BTKGH, k_BTKH, v_BTKH = self._project(x_BTD, angles, of_rows)
+    mixed_BTQ = self._mix(q_BTKGH, k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2), mask_BTT, relative_NTH, None,
+                          x_BTD.shape[1], None)
+    return of_rows('DQ,BTQ->DBT', self.out[...], mixed_BTQ)
 
-  def _project(self, x_BTD: Array, angles) -> tuple[Array, Array, Array]:
+  def _project(self, x_BTD: Array, angles, product: Callable[..., Array]) -> tuple[Array, Array, Array]:
     """Queries [B, T, K, G, H], keys and values [B, T, K, H], normed and rotated."""
     config = self.config
     # The barrier in `output_major` also keeps XLA:TPU from re-laying the whole weight out in every layer.
-    qkv = output_major('KXHD,BTD->KXHBT', self.qkv[...], x_BTD)
+    qkv = product('KXHD,BTD->KXHBT', self.qkv[...], x_BTD)
     if self.qkv_bias is not None:
       qkv = qkv + self.qkv_bias[...]
     q_BTKGH, k_BTKH, v_BTKH = qkv[:, :, :, :-2], qkv[:, :, :, -2], qkv[:, :, :, -1]
@@ -155,7 +158,7 @@ class Attention(nnx.Module):
 
   def _mix(self, q_BTKGH: Array, k_BKSH: Array, v_BKSH: Array, mask_BTS: Array, relative_NSH: Array | None,
            start_B: Array | None, num_live: Array | int, block: int | None) -> Array:
-    """[B, T, D]: what the queries, in the slots from `start` on, see."""
+    """[B, T, N H]: what the queries, in the slots from `start` on, see."""
     config = self.config
     batch, width = q_BTKGH.shape[:2]
     bias = jnp.where(mask_BTS, 0.0, MASKED)[:, None, None]
@@ -164,8 +167,7 @@ class Attention(nnx.Module):
       bias = bias + self._distance_scores(q_BKGTH, relative_NSH, start_B)
       q_BKGTH = q_BKGTH + self._per_group(self.content_bias) * (config.head_dim ** -0.5)
     mixed = attend(q_BKGTH, k_BKSH, v_BKSH, bias, num_live, block)
-    mixed_BTQ = mixed.astype(q_BTKGH.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, -1)
-    return output_major('DQ,BTQ->DBT', self.out[...], mixed_BTQ)
+    return mixed.astype(q_BTKGH.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, -1)
 
   def _per_group(self, bias: nnx.Param) -> Array:
     config = self.config

@@ -1,5 +1,6 @@
 """The decoder: the Llama family and Chinchilla / Gopher, by config."""
 
+from collections.abc import Callable
 import dataclasses
 
 from flax import nnx
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from models.attention import Attention
 from models.config import DecoderConfig
 from models.kv_cache import KVCache
-from models.layers import Mlp, init_weight, output_major, rms_norm, rope_angles, sinusoids
+from models.layers import Mlp, init_weight, of_rows, output_major, rms_norm, rope_angles, sinusoids
 from models.protocol import Output
 from models.sharding import constrain, gather_last, whole
 
@@ -30,20 +31,20 @@ class Block(nnx.Module):
     with jax.named_scope('attention'):
       mixed_BTD, cache = self.attn(
           rms_norm(x_BTD, self.attn_norm[...], self.eps), positions_BT, mask_BTS, angles, cache, num_live)
-    return self._add(x_BTD, mixed_BTD), cache
+    return self._add(x_BTD, mixed_BTD, output_major), cache
 
   def over_row(self, x_BTD: Array, mask_BTT: Array, angles, distances_TD: Array | None) -> Array:
     """As `__call__` over whole rows, without a cache; with relative positions `distances_TD` is their embedding."""
     with jax.named_scope('attention'):
       relative_NTH = None if distances_TD is None else self.attn.project_distances(distances_TD)
       mixed_BTD = self.attn.over_row(rms_norm(x_BTD, self.attn_norm[...], self.eps), mask_BTT, angles, relative_NTH)
-    return self._add(x_BTD, mixed_BTD)
+    return self._add(x_BTD, mixed_BTD, of_rows)
 
-  def _add(self, x_BTD: Array, mixed_BTD: Array) -> Array:
+  def _add(self, x_BTD: Array, mixed_BTD: Array, product: Callable[..., Array]) -> Array:
     """The residual stream after attention and MLP."""
     x_BTD = constrain(x_BTD + mixed_BTD, 'BTD')
     with jax.named_scope('mlp'):
-      return constrain(x_BTD + self.mlp(rms_norm(x_BTD, self.mlp_norm[...], self.eps)), 'BTD')
+      return constrain(x_BTD + self.mlp(rms_norm(x_BTD, self.mlp_norm[...], self.eps), product), 'BTD')
 
 
 class Decoder(nnx.Module):

@@ -100,6 +100,12 @@ def output_major(equation: str, weight, x, **options):
   return jnp.moveaxis(product, (-2, -1), (0, 1))
 
 
+def of_rows(equation: str, weight, x):
+  """What `output_major` computes, for so many rows that the compiler should choose how: in training."""
+  operands, _, result = equation.partition('->')
+  return jnp.einsum(f'{operands}->BT{result.removesuffix("BT")}', weight, x)
+
+
 class Mlp(nnx.Module):
   """SwiGLU (Shazeer, 2020) with gate and up fused, or the plain GELU MLP of Chinchilla."""
 
@@ -110,10 +116,10 @@ class Mlp(nnx.Module):
     self.up = init_weight(rngs, up_shape, width, config.dtype)
     self.down = init_weight(rngs, (width, ff), ff, config.dtype)
 
-  def __call__(self, x_BTD):
+  def __call__(self, x_BTD, product=output_major):
     if self.gated:
-      both = output_major('CFD,BTD->CFBT', self.up[...], x_BTD)
+      both = product('CFD,BTD->CFBT', self.up[...], x_BTD)
       hidden_BTF = jax.nn.silu(both[:, :, 0]) * both[:, :, 1]
     else:
-      hidden_BTF = jax.nn.gelu(output_major('FD,BTD->FBT', self.up[...], x_BTD))
-    return output_major('DF,BTF->DBT', self.down[...], hidden_BTF)
+      hidden_BTF = jax.nn.gelu(product('FD,BTD->FBT', self.up[...], x_BTD))
+    return product('DF,BTF->DBT', self.down[...], hidden_BTF)

@@ -1,6 +1,7 @@
 """Packed rows: every token of every document predicted once, nothing attended across documents."""
 
 import dataclasses
+import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ def test_every_token_is_predicted_once(documents, length):
   for row in pack(documents, length):
     for at in np.flatnonzero(predicted_slots(row['segments'][None])[0]):
       pairs.append((row['tokens'][at], row['tokens'][at + 1]))
-  assert pairs == [pair for document in documents for pair in zip(document, document[1:], strict=False)]
+  assert pairs == [pair for document in documents for pair in itertools.pairwise(document)]
   assert pack(documents, length).predicted == len(pairs)
 
 
