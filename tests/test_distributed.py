@@ -8,11 +8,16 @@ import subprocess
 import sys
 import time
 
+import jax
+import numpy as np
 import pytest
 
 from experiments import exactness, reproduce, sweep
 from launch import distributed
+from models.config import DecoderConfig
 from models.errors import InputError
+from models.loading import orbax
+from models.random_weights import random_decoder
 
 ROOT = pathlib.Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
@@ -98,6 +103,34 @@ def test_all_go_by_the_costs_of_one():
                                 cwd=ROOT, env=ENVIRONMENT | {'JAX_NUM_CPU_DEVICES': '4'}) for i in (0, 1)]
   outputs = [process.communicate(timeout=120)[0] for process in processes]
   assert all('agreed: (0.123, (1.0, 1.235))' in output.splitlines() for output in outputs)
+
+
+SAVE = '''
+import sys
+import jax
+from launch import distributed
+from launch.mesh import make_mesh
+from launch.slices.place import Place
+from models.config import DecoderConfig
+from models.loading import orbax
+from models.random_weights import random_decoder
+distributed.join(Place(f'localhost:{sys.argv[1]}', 2, int(sys.argv[2])), 60)
+with jax.set_mesh(make_mesh(1, 8)):
+  eight_heads = DecoderConfig.tiny(vocab_size=16, num_heads=8, num_kv_heads=8)
+  orbax.save_decoder(sys.argv[3], random_decoder(eight_heads, 0, make_mesh(1, 8)))
+'''
+
+
+def test_two_processes_save_one_checkpoint(tmp_path):
+  """Each writes its part; any mesh, or one device, reads the whole."""
+  port = free_port()
+  processes = [subprocess.Popen([sys.executable, '-c', SAVE, str(port), str(i), str(tmp_path / 'saved')], cwd=ROOT,
+                                env=ENVIRONMENT | {'JAX_NUM_CPU_DEVICES': '4'}) for i in (0, 1)]
+  assert [process.wait(timeout=120) for process in processes] == [0, 0]
+  saved = orbax.load_decoder(tmp_path / 'saved', orbax.read_config(tmp_path / 'saved'))
+  alone = random_decoder(DecoderConfig.tiny(vocab_size=16, num_heads=8, num_kv_heads=8), 0)
+  for ours, theirs in zip(jax.tree.leaves(saved), jax.tree.leaves(alone), strict=True):
+    np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize('module', [exactness, reproduce, sweep])
