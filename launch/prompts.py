@@ -126,19 +126,19 @@ def _humaneval(data: Any) -> Iterator[Prompt]:
 
 
 def _news(data: Any) -> Iterator[Prompt]:
-  examples = _background(_count(data, 'shots', 0, least=0))
-  return (_summary_prompt(story, examples, _is_chat(data)) for story in _stories('lee.cor', 'news'))
+  examples = background_stories(_count(data, 'shots', 0, least=0))
+  return (summary_prompt(story, examples, _is_chat(data)) for story in packaged_stories('lee.cor', 'news'))
 
 
 def _xsum(data: Any) -> Iterator[Prompt]:
   shots = _count(data, 'shots', 1, least=0)
   path = getattr(data, 'path', None)
   if path:
-    stories, examples = _story_file(pathlib.Path(path).expanduser()), _background(shots)
+    stories, examples = _story_file(pathlib.Path(path).expanduser()), background_stories(shots)
   else:
     stories = _xsum_split('test')
     examples = list(_xsum_split(f'train[:{shots}]')) if shots else []
-  return (_summary_prompt(story, examples, _is_chat(data)) for story in stories)
+  return (summary_prompt(story, examples, _is_chat(data)) for story in stories)
 
 
 def _file(data: Any) -> Iterator[Prompt]:
@@ -170,7 +170,7 @@ LOADERS: dict[str, Callable[[Any], Iterator[Prompt]]] = {
 # Summaries
 
 
-def _summary_prompt(story: Story, examples: list[Story], chat: bool) -> Prompt:
+def summary_prompt(story: Story, examples: list[Story], chat: bool) -> Prompt:
   if chat and not examples:
     return Prompt(story.id, f'{SUMMARY_REQUEST}\n\n{story.document}', chat, story.summary)
   parts = [SUMMARY_REQUEST] if chat else []
@@ -179,7 +179,7 @@ def _summary_prompt(story: Story, examples: list[Story], chat: bool) -> Prompt:
   return Prompt(story.id, '\n\n'.join(parts), chat, story.summary)
 
 
-def _stories(name: str, prefix: str) -> Iterator[Story]:
+def packaged_stories(name: str, prefix: str) -> Iterator[Story]:
   """The stories of one of gensim's files, one a line, that have more than one sentence."""
   path = _packaged('gensim', f'gensim/test/test_data/{name}', 'pip install --no-deps gensim')
   for number, line in enumerate(filter(str.strip, path.read_text('latin-1').split('\n'))):
@@ -188,8 +188,9 @@ def _stories(name: str, prefix: str) -> Iterator[Story]:
       yield Story(f'{prefix}/{number}', document, summary)
 
 
-def _background(count: int) -> list[Story]:
-  return list(itertools.islice(_stories('lee_background.cor', 'background'), count)) if count else []
+def background_stories(count: int) -> list[Story]:
+  """The first ones of the 300 that are not evaluated on."""
+  return list(itertools.islice(packaged_stories('lee_background.cor', 'background'), count)) if count else []
 
 
 def _xsum_split(split: str) -> Iterator[Story]:

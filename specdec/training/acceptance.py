@@ -39,8 +39,7 @@ def measured_ranks(guesser: Guesser, frozen: Any, rows: Sequence[dict[str, np.nd
 
 def _batches(rows: Sequence[dict[str, np.ndarray]], batch: int) -> Iterator[dict[str, np.ndarray]]:
   for start in range(0, len(rows), batch):
-    some = [*rows[start:start + batch]]
-    some += some[-1:] * (batch - len(some))
+    some = [rows[min(index, len(rows) - 1)] for index in range(start, start + batch)]
     yield {name: np.stack([row[name] for row in some]) for name in some[0]}
 
 

@@ -2,9 +2,9 @@
 
 EAGLE-1 and -2 (Li et al., 2024, section 3.2): what follows a pair should be the next feature (smooth L1), and the law
 that the LM head makes of it the target's; the features that are read are noisy. EAGLE-3 (Li et al., 2025,
-"training-time test"): the head is unrolled, so that it reads in training what it will read when it drafts. In step s = 0, 1, ... a
-guess that began with pair r stands at position r + s. It reads the embedding of token r + 1 + s and the guess of step
-s - 1, sees the true pairs up to r and its own s guesses, and should say token r + 2 + s.
+"training-time test"): the head is unrolled, so that it reads in training what it will read when it drafts. In step
+s = 0, 1, ... a guess that began with pair r stands at position r + s. It reads the embedding of token r + 1 + s and the
+guess of step s - 1, sees the true pairs up to r and its own s guesses, and should say token r + 2 + s.
 """
 
 from collections.abc import Iterator

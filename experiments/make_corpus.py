@@ -1,0 +1,206 @@
+"""A corpus of the target's own answers, to train its drafts on: resumable, and clean of what drafts are evaluated on.
+
+    python -m experiments.make_corpus --out=~/corpus --chat=4096 --function=3072 --story=1536
+
+Prompts are made here (`experiments.corpus_prompts`), whatever `data` the config names. Where there are fewer prompts
+than texts wanted they are asked again. The first answer to a prompt is greedy or, for a share of the prompts, drawn;
+others are drawn. A text that shares 13 words with HumanEval or the evaluation stories is left out. `launch.corpus`
+reads the result.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import hashlib
+import itertools
+import platform
+import time
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from experiments.corpus_prompts import KINDS, prompts_of, user_opening
+from launch import cli, distributed, results
+from launch.corpus import Text
+from launch.evaluation_texts import shared_with
+from launch.progress import track
+from launch.prompts import Prompt
+from launch.session import Session
+from launch.work_units import WorkUnits, seeds_for
+from models.errors import InputError
+from specdec.engine import Request
+from specdec.warp import Sampling
+
+USER_LAW = Sampling.create(1.0, 0, 0.95)  # of what the target says as a user
+USER_TOKENS = 96
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+  """A prompt that one text answers.
+
+  Attributes:
+    prompt: its text is still to be written if its kind is 'chat'.
+    kind: of `KINDS`.
+    temperature: of the answer.
+    seed: of all that is drawn for it.
+  """
+
+  prompt: Prompt
+  kind: str
+  temperature: float
+  seed: int
+
+
+def asked(kind: str, count: int, prompts: Sequence[Prompt], share: float, temperature: float,
+          seed: int) -> list[Asked]:
+  """`count` prompts of a kind, those of one temperature together."""
+  if kind == 'chat':
+    prompts = [Prompt(f'chat/{seed}/{number}', '', True) for number in range(count)]
+  again = list(itertools.islice(itertools.cycle(prompts), count))
+  seeds = seeds_for(seed, again)
+  drawn = [number >= len(prompts) or _fraction(prompt.id) < share for number, prompt in enumerate(again)]
+  made = [Asked(prompt, kind, temperature if is_drawn else 0.0, its)
+          for prompt, is_drawn, its in zip(again, drawn, seeds, strict=True)]
+  return sorted(made, key=lambda one: one.temperature)
+
+
+def _fraction(name: str) -> float:
+  return int.from_bytes(hashlib.sha256(f'drawn {name}'.encode()).digest()[:4], 'big') / 2 ** 32
+
+
+def batches(wanted: Sequence[Asked], size: int, length_of: dict[str, int]) -> list[list[Asked]]:
+  """Batches of one kind and temperature, of prompts of like length."""
+  made = []
+  for _, group in itertools.groupby(wanted, key=lambda one: one.temperature):
+    ordered = sorted(group, key=lambda one: length_of.get(one.prompt.id, 0))
+    made += [ordered[start:start + size] for start in range(0, len(ordered), size)]
+  return made
+
+
+class Answers:
+  """The target's answers to batches of prompts, with one program for all batches of a width."""
+
+  def __init__(self, session: Session, max_new_tokens: int):
+    self._session, self._max_new_tokens = session, max_new_tokens
+    self._size = session.config.engine.batch
+
+  def __call__(self, unit: Sequence[Asked]) -> dict[str, Any]:
+    """A unit of the corpus, as JSON holds it."""
+    start = time.monotonic()
+    prompts = self._user_messages(unit) if unit[0].kind == 'chat' else [one.prompt for one in unit]
+    pairs = [(one, self._session.encode(prompt)) for one, prompt in zip(unit, prompts, strict=True) if prompt.text]
+    pairs = [(one, ids) for one, ids in pairs if len(ids) + self._max_new_tokens <= self._session.engine.capacity]
+    answers = self._decode([ids for _, ids in pairs], [one.seed for one, _ in pairs],
+                           Sampling.create(unit[0].temperature), self._max_new_tokens)
+    texts = [Text(one.prompt.id, one.kind, one.temperature, len(ids), (*ids, *answer))
+             for (one, ids), answer in zip(pairs, answers, strict=True)]
+    clean = [text for text in texts if shared_with(self._session.tokenizer.decode(text.tokens)) is None]
+    return {'texts': [dataclasses.asdict(text) for text in clean], 'left_out': len(texts) - len(clean),
+            'too_long': len(unit) - len(texts), 'seconds': time.monotonic() - start}
+
+  def _user_messages(self, unit: Sequence[Asked]) -> list[Prompt]:
+    """What the target says in the user's place; empty where it says nothing."""
+    tokenizer = self._session.tokenizer
+    opening = user_opening(tokenizer)
+    said = self._decode([opening] * len(unit), [one.seed ^ 1 << 31 for one in unit], USER_LAW, USER_TOKENS)
+    return [Prompt(one.prompt.id, tokenizer.decode(ids).strip(), chat=True)
+            for one, ids in zip(unit, said, strict=True)]
+
+  def _decode(self, prompts: list[list[int]], seeds: list[int], law: Sampling,
+              max_new_tokens: int) -> list[list[int]]:
+    """Answers, the token that ended them included; a short batch is filled up with its last prompt."""
+    if not prompts:
+      return []
+    session, missing = self._session, self._size - len(prompts)
+    request = Request(prompts + prompts[-1:] * missing, seeds + seeds[-1:] * missing, law, max_new_tokens,
+                      sorted(session.tokenizer.eos_ids))
+    return session.engine.generate(session.params, request).tokens[:len(prompts)]
+
+
+def make(session: Session, wanted: dict[str, int], flags_: dict[str, Any], directory: str) -> list[dict[str, Any]]:
+  """All units, those that are missing made now.
+
+  Args:
+    session: of a config without a draft.
+    wanted: texts of each kind.
+    flags_: share, temperature, max_new_tokens, seed.
+    directory: where the units are.
+  """
+  work: list[list[Asked]] = []
+  for kind, count in wanted.items():
+    prompts = prompts_of(kind) if kind != 'chat' and count else []
+    lengths = {prompt.id: len(prompt.text) for prompt in prompts}
+    work += batches(asked(kind, count, prompts, flags_['share'], flags_['temperature'], flags_['seed']),
+                    session.config.engine.batch, lengths)
+  if not work:
+    raise InputError('nothing is asked for: give --chat, --function or --story more than 0')
+  about = {'wanted': wanted, **flags_, 'target': session.config.target, 'engine': session.config.engine,
+           'python': platform.python_version(), 'prompts': results.digest(work)}
+  units = WorkUnits(directory, about, len(work))
+  answers = Answers(session, flags_['max_new_tokens'])
+  with_bar = _Bar(len(work), units.num_done)
+  return units.run(lambda unit: with_bar(answers(work[unit])))
+
+
+class _Bar:
+  """Passes units on and shows how many there are."""
+
+  def __init__(self, total: int, done: int):
+    self._steps: Iterator[int] = iter(track(range(done, total), total - done, 'corpus'))
+
+  def __call__(self, unit: dict[str, Any]) -> dict[str, Any]:
+    next(self._steps, None)
+    return unit
+
+
+def summary(units: Sequence[dict[str, Any]]) -> dict[str, Any]:
+  """What came of it: texts and answered tokens of each kind, what was left out, and how fast."""
+  texts = [text for unit in units for text in unit['texts']]
+  answered = lambda some: sum(len(text['tokens']) - text['prompt_length'] for text in some)
+  seconds = sum(unit['seconds'] for unit in units)
+  kinds = {kind: [text for text in texts if text['kind'] == kind] for kind in KINDS}
+  return {
+      'texts': {kind: len(some) for kind, some in kinds.items()},
+      'answer_tokens': {kind: answered(some) for kind, some in kinds.items()},
+      'left_out': sum(unit['left_out'] for unit in units), 'too_long': sum(unit['too_long'] for unit in units),
+      'tokens_per_second': answered(texts) / seconds}
+
+
+def _prepare(config: ConfigDict) -> None:
+  with config.unlocked():
+    config.engine.batch, config.engine.capacity = BATCH.value, CAPACITY.value
+    if config.drafter.name != 'none':
+      raise InputError(f'drafter.name={config.drafter.name!r}: a corpus is what the target says by itself; use the '
+                       'variant none of the config')
+
+
+def main() -> None:
+  cli.refuse_job()
+  config = cli.config_of(CONFIG)
+  _prepare(config)
+  wanted = {kind: COUNTS[kind].value for kind in KINDS}
+  drawn = {'share': SAMPLED.value, 'temperature': TEMPERATURE.value, 'max_new_tokens': MAX_NEW_TOKENS.value,
+           'seed': SEED.value}
+  units = make(Session.from_config(config), wanted, drawn, OUT.value)
+  facts = summary(units)
+  if distributed.speaks():
+    for name, value in facts.items():
+      cli.say(f'{name}: {value}')
+  cli.write_json(facts)
+
+
+if __name__ == '__main__':
+  CONFIG = cli.define_config('configs/smollm2.py:none')
+  OUT = flags.DEFINE_string('out', None, 'Directory of the corpus; what is there already is not made again.')
+  COUNTS = {kind: flags.DEFINE_integer(kind, 0, f'Texts of the kind {kind}.', lower_bound=0) for kind in KINDS}
+  SAMPLED = flags.DEFINE_float('sampled', 0.5, 'Share of prompts whose first answer is drawn, not greedy.',
+                               lower_bound=0, upper_bound=1)
+  TEMPERATURE = flags.DEFINE_float('temperature', 0.8, 'Of drawn answers.', lower_bound=0.01)
+  MAX_NEW_TOKENS = flags.DEFINE_integer('max_new_tokens', 192, 'Of an answer.', lower_bound=1)
+  BATCH = flags.DEFINE_integer('batch', 64, 'Texts decoded at once.', lower_bound=1)
+  CAPACITY = flags.DEFINE_integer('capacity', 768, 'Tokens of prompt and answer; longer prompts are passed over.',
+                                  lower_bound=2)
+  SEED = flags.DEFINE_integer('seed', 0, 'Of all that is drawn.', lower_bound=0)
+  flags.mark_flag_as_required('out')
+  cli.run(main)

@@ -1,0 +1,168 @@
+"""Corpora: rows of texts, what is held out, what must not be in them, and going on where a run ended."""
+
+import dataclasses
+import json
+import pathlib
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ml_collections import ConfigDict
+import numpy as np
+import pytest
+
+from configs import tiny
+from experiments import make_corpus
+from experiments.corpus_prompts import _functions_of, prompts_of
+from launch import evaluation_texts
+from launch.corpus import Text, frequent_tokens, read_texts, rows
+from launch.prompts import Prompt, humaneval_problems, load_prompts
+from launch.session import Session
+from models.errors import InputError
+
+
+def text(number: int, prompt: int, answer: int) -> Text:
+  tokens = tuple(1 + (number * 37 + place) % 60 for place in range(prompt + answer))
+  return Text(f'it/{number}', 'chat', 0.0, prompt, tokens)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=30), st.integers(4, 24))
+def test_rows(sizes, length):
+  """Every text is there once, whole or its end; segments, positions and answers are its own."""
+  texts = [text(number, *size) for number, size in enumerate(sizes)]
+  found = []
+  for row in rows(texts, length):
+    assert all(len(field) == length for field in row.values())
+    for segment in range(1, row['segments'].max() + 1):
+      places = np.flatnonzero(row['segments'] == segment)
+      np.testing.assert_array_equal(np.diff(places), 1)
+      np.testing.assert_array_equal(row['positions'][places], np.arange(len(places)))
+      found.append((tuple(row['tokens'][places].tolist()), int(row['trains'][places].sum())))
+    assert not row['trains'][row['segments'] == 0].any()
+  expected = [(one.tokens[-length:], min(len(one.tokens) - one.prompt_length, length)) for one in texts]
+  assert sorted(found) == sorted(expected)
+
+
+def test_held_out_by_prompt():
+  """A twentieth, whatever else is in the corpus; all answers to a prompt fall on one side."""
+  texts = [text(number, 1, 1) for number in range(2000)]
+  share = np.mean([one.held_out for one in texts])
+  assert 0.03 < share < 0.07
+  assert all(one.held_out == dataclasses.replace(one, tokens=(9,), temperature=0.8).held_out for one in texts)
+
+
+def test_frequent_tokens():
+  texts = [Text('a', 'chat', 0.0, 2, (9, 9, 5, 5, 7)), Text('b', 'chat', 0.0, 1, (1, 7, 5, 3))]
+  np.testing.assert_array_equal(frequent_tokens(texts, 3, 10), [3, 5, 7])
+  np.testing.assert_array_equal(frequent_tokens(texts, 5, 10), [0, 1, 3, 5, 7])
+  with pytest.raises(InputError, match='a draft vocabulary of 11 tokens: the target has 10'):
+    frequent_tokens(texts, 11, 10)
+
+
+def test_nothing_to_read(tmp_path):
+  with pytest.raises(InputError, match='holds no corpus'):
+    read_texts(str(tmp_path))
+  (tmp_path / 'unit-00000-of-00002.json').write_text('{"texts": []}')
+  with pytest.raises(InputError, match='has 1 of 2 units'):
+    read_texts(str(tmp_path))
+  (tmp_path / 'unit-00001-of-00002.json').write_text('{"texts": [{"id": 3}]}')
+  with pytest.raises(InputError, match='is no unit of a corpus'):
+    read_texts(str(tmp_path))
+  with pytest.raises(InputError, match='no answers'):
+    rows([], 8)
+
+
+# What is evaluated on
+
+
+def planted() -> dict[str, str]:
+  """Pieces of what is evaluated on, somewhat rewritten."""
+  problem = humaneval_problems()[1]
+  story = load_prompts(ConfigDict({'kind': 'news', 'form': 'raw'}))[3]
+  words = story.text.split()
+  return {'a prompt': f'Please write this: {problem.prompt.upper()}', 'a solution': problem.canonical_solution,
+          'a story': ' '.join(words[20:40]).replace(' ', '\n'), 'a summary': f'In short: {story.reference}'}
+
+
+def test_clean_texts():
+  """A text that shares 13 words is refused by name; one that shares 12 is not."""
+  for name, leak in planted().items():
+    with pytest.raises(InputError, match=rf"text '{name}' shares 13 words with \S+/\d+ "):
+      evaluation_texts.check_clean([('fine', 'nothing to see'), (name, leak)])
+  words = load_prompts(ConfigDict({'kind': 'news', 'form': 'raw'}))[3].text.split()
+  evaluation_texts.check_clean([('short', ' '.join(words[20:31]))])
+
+
+def test_prompts_are_clean():
+  """The stories; functions of one module stand for all, which take a while."""
+  stories = prompts_of('story')
+  assert 250 < len(stories) <= 300
+  evaluation_texts.check_clean((prompt.id, prompt.text) for prompt in stories)
+  source = pathlib.Path(dataclasses.__file__).read_text()
+  functions = list(_functions_of('dataclasses', source))
+  names = {prompt.id for prompt in functions}
+  assert 'function/dataclasses.asdict' in names and len(names) == len(functions)
+  asdict = next(prompt for prompt in functions if prompt.id.endswith('.asdict'))
+  assert 'def asdict(obj' in asdict.text and asdict.text.endswith('"""\n```') and asdict.chat
+  assert '_asdict_inner(' not in asdict.text  # no body
+
+
+# Making one
+
+
+class Toy:
+  """The toy pair, whose tokenizer has no chat template: it is given the plainest one."""
+
+  @staticmethod
+  def session() -> Session:
+    config = tiny.get_config('none')
+    with config.unlocked():
+      config.engine.batch, config.engine.capacity, config.engine.logprobs = 4, 256, False
+    session = Session.from_config(config)
+    session.tokenizer.apply_chat = lambda messages: f'<{messages[0]["content"]}>'
+    encode = session.tokenizer.encode
+    session.tokenizer.encode = lambda text, add_special=False, parse_special=False: encode(text)
+    return session
+
+
+DRAWN = {'share': 0.5, 'temperature': 0.8, 'max_new_tokens': 12, 'seed': 0}
+
+
+@pytest.fixture
+def few_prompts(monkeypatch):
+  prompts = [Prompt(f'story/{number}', f'Story number {number}.', True) for number in range(5)]
+  monkeypatch.setattr(make_corpus, 'prompts_of', lambda kind: prompts)
+  monkeypatch.setattr(make_corpus, 'USER_TOKENS', 8)
+
+
+def test_corpus(tmp_path, few_prompts):
+  """Units hold what was asked; a run that was ended goes on and comes to the same; other work is refused."""
+  session, wanted = Toy.session(), {'chat': 5, 'function': 0, 'story': 11}
+  units = make_corpus.make(session, wanted, DRAWN, str(tmp_path))
+  texts = read_texts(str(tmp_path))
+  assert make_corpus.summary(units)['texts'] == wanted
+  stories = [one for one in texts if one.kind == 'story']
+  assert {one.id for one in stories} == {f'story/{number}' for number in range(5)}
+  drawn = [one for one in stories if one.temperature]
+  assert len(drawn) >= 6 and len({one.tokens for one in drawn}) == len(drawn)  # asked again, they answer otherwise
+  for one in texts:
+    assert 0 < len(one.tokens) - one.prompt_length <= 12
+    prompt = session.tokenizer.decode(one.tokens[:one.prompt_length])
+    assert prompt == f'<Story number {one.id[6:]}.>' if one.kind == 'story' else prompt.startswith('<')
+  path = sorted(tmp_path.glob('unit-*'))[2]
+  before = json.loads(path.read_text())
+  path.unlink()
+  make_corpus.make(session, wanted, DRAWN, str(tmp_path))
+  assert json.loads(path.read_text())['texts'] == before['texts']
+  with pytest.raises(InputError, match='results of other work'):
+    make_corpus.make(session, wanted, DRAWN | {'seed': 1}, str(tmp_path))
+  with pytest.raises(InputError, match='nothing is asked for'):
+    make_corpus.make(session, dict.fromkeys(wanted, 0), DRAWN, str(tmp_path))
+
+
+def test_leaks_are_left_out(tmp_path, few_prompts, monkeypatch):
+  """What the target recites of the evaluation never enters."""
+  monkeypatch.setattr(make_corpus, 'shared_with', lambda text: 'HumanEval/0' if 'number 3' in text else None)
+  units = make_corpus.make(Toy.session(), {'chat': 0, 'function': 0, 'story': 5}, DRAWN, str(tmp_path))
+  assert make_corpus.summary(units)['left_out'] == 1
+  assert 'story/3' not in {one.id for one in read_texts(str(tmp_path))}
