@@ -4,8 +4,9 @@
     python -m launch.bench    --config=configs/smollm2.py:lookup --config.engine.gamma=7
 
 Variants: `none` (plain decoding), `lookup` (copy from the text so far), `self` (the model's first layers draft),
-`lookup_tree` (several copies at once), `hybrid` (first layers and a copy), `medusa` and `eagle` (heads on the model's
-last vector; untrained ones accept next to nothing, so name trained ones by `drafter.source`).
+`model` (a draft that `configs/train_draft.py` trained), `lookup_tree` (several copies at once), `hybrid` (first layers
+and a copy), `medusa` and `eagle` (heads on the model's last vector; untrained ones accept next to nothing, so name
+trained ones by `drafter.source`).
 """
 
 from ml_collections import ConfigDict
@@ -17,6 +18,7 @@ DRAFTERS = {
     'none': {'name': 'none'},
     'lookup': LOOKUP | {'name': 'lookup'},
     'self': SELF,
+    'model': {'name': 'model', 'source': 'results/train_draft/model', 'dtype': 'float32', 'draft_vocab': ''},
     'lookup_tree': LOOKUP | {'name': 'lookup_tree', 'branches': 2},
     'hybrid': {'name': 'hybrid', 'of': SELF, 'lookup': LOOKUP, 'copied': 5},
     'medusa': {'name': 'medusa', 'source': 'untrained', 'dtype': 'float32', 'tree': TREE, 'num_heads': 3,
@@ -24,9 +26,9 @@ DRAFTERS = {
     'eagle': {'name': 'eagle', 'source': 'untrained', 'dtype': 'float32', 'tree': TREE, 'children': 'top', 'version': 1,
               'taps': ()},
 }
-CHAINS = ('none', 'lookup', 'self')
+CHAINS = ('none', 'lookup', 'self', 'model')
 # Others 7: a pass over 8 rows suits a CPU (README, "What the numbers mean").
-GAMMAS = {'none': 0, 'self': 2, 'lookup_tree': 6}
+GAMMAS = {'none': 0, 'self': 2, 'model': 4, 'lookup_tree': 6}
 
 
 def get_config(variant: str = 'lookup') -> ConfigDict:

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from launch.build import AnyTokenizer, build_model, check_layers, given_by, splits_draft
 from launch.draft_ids import read_draft_ids
 from launch.drafter_fields import UNTRAINED
+from launch.tree_file import read_tree
 from models.config import EagleConfig, MedusaConfig
 from models.decoder import Decoder
 from models.eagle import EagleHead, EagleWeights
@@ -19,6 +20,7 @@ from models.heads import MedusaHeads
 from models.loading.eagle import load_eagle
 from models.loading.load import float_dtype
 from models.loading.medusa import load_medusa
+from models.loading.reduced import is_reduced, load_reduced
 from models.random_weights import new_module
 from models.sharding import constrain, put_whole
 from models.tokenizer import check_same_vocabulary
@@ -78,6 +80,10 @@ def _params(config: ConfigDict, section: ConfigDict, target: Decoder, tokenizer:
     case 'self':
       check_layers(section.num_layers, target.config.num_layers)
       return _reduced(section, target.first_layers(section.num_layers), tokenizer)
+    case 'model' if is_reduced(section.source):
+      draft, ids_U = load_reduced(section.source, target, section.dtype, _mesh(), split=splits_draft(config),
+                                  attention_block=target.config.attention_block)
+      return drafters.ReducedModel(draft, put_whole(ids_U))
     case 'model':
       draft, draft_tokenizer = build_model(section, config.engine.attention_block, splits_draft(config))
       check_same_vocabulary(tokenizer, draft_tokenizer)
@@ -97,10 +103,11 @@ def _lookup_fields(section: ConfigDict) -> dict[str, Any]:
 
 
 def tree_of(field: Any) -> TreeSpec | drafters.Dynamic:
-  """A static tree from its paths, or a dynamic one from its sizes."""
+  """A static tree from its paths or from the name of a file, or a dynamic one from its sizes."""
   if isinstance(field, ConfigDict):
     return drafters.Dynamic(field.levels, field.top_k, field.nodes)
-  return TreeSpec.from_paths(field)
+  names = (field,) if isinstance(field, str) else tuple(field)  # an override of paths by a name is a tuple of it
+  return TreeSpec.from_paths(read_tree(names[0]) if len(names) == 1 and isinstance(names[0], str) else names)
 
 
 def _reduced(section: ConfigDict, draft: Decoder, tokenizer: AnyTokenizer) -> Decoder | drafters.ReducedModel:
