@@ -8,12 +8,13 @@ no number ends the run with status 1, the last good state kept.
 """
 
 from collections.abc import Callable, Mapping
+import functools
 import pathlib
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from launch import cli, preemption, pretraining
+from launch import cli, draft_training, preemption, pretraining
 from launch.errors import RunError
 from launch.mesh import set_mesh
 from launch.recipe import Recipe
@@ -25,7 +26,10 @@ from specdec.training.log import read_metrics
 from specdec.training.trainer import DivergedError, StoppedError, Trainer
 
 MODEL = 'model'
-RECIPES: Mapping[str, Callable[[ConfigDict], Recipe]] = {'next_token': pretraining.recipe}  # by train.objective
+SHOWN = ('loss', 'held_out_loss', 'held_out_tokens_per_pass')
+RECIPES: Mapping[str, Callable[[ConfigDict], Recipe]] = {  # by train.objective
+    'next_token': pretraining.recipe,
+    **{name: functools.partial(draft_training.recipe, make) for name, make in draft_training.MAKERS.items()}}
 
 
 def train(config: ConfigDict) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def train(config: ConfigDict) -> dict[str, Any]:
   objective, directory = config.train.objective, pathlib.Path(config.train.directory)
   if objective not in RECIPES:
     raise InputError(f'train.objective={objective!r} is unknown: use one of {", ".join(RECIPES)}')
-  if not (directory / MODEL / orbax.MARK).exists():
+  if not any((directory / MODEL / name).exists() for name in (orbax.MARK, draft_training.MARK)):
     set_mesh(config)
     recipe = RECIPES[objective](config)
     trained = run(recipe, str(directory))
@@ -74,7 +78,7 @@ def last_values(directory: pathlib.Path) -> dict[str, Any]:
 
 def main() -> None:
   facts = train(cli.config_of(CONFIG, ('train', 'mesh')))
-  shown = ', '.join(f'{name} {facts[name]:.3f}' for name in ('loss', 'held_out_loss') if facts.get(name) is not None)
+  shown = ', '.join(f'{name} {facts[name]:.3f}' for name in SHOWN if facts.get(name) is not None)
   cli.say(f'{facts["model"]}: {facts["step"]} steps, {shown}')
   cli.write_json(facts)
 

@@ -18,7 +18,7 @@ def read_tree(path: str) -> tuple[tuple[int, ...], ...]:
     raise InputError(f'drafter.tree={path!r}: {error}: name a file that experiments.plan_tree wrote, or write the '
                      'paths into the config') from error
   paths = content.get('tree') if isinstance(content, dict) else None
-  if not paths or not all(isinstance(path, list) and path and all(type(rank) is int and rank >= 0 for rank in path)
-                          for path in paths):
+  is_path = lambda path: isinstance(path, list) and path and all(type(rank) is int and rank >= 0 for rank in path)
+  if not isinstance(paths, list) or not paths or not all(map(is_path, paths)):
     raise InputError(f"drafter.tree={path!r} holds no 'tree' of paths such as [[0], [1], [0, 0]]")
   return tuple(map(tuple, paths))

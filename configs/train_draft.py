@@ -1,0 +1,39 @@
+"""Distils a draft model for SmolLM2-135M from its own answers: two of its layers, and a quarter of its vocabulary.
+
+    python -m experiments.make_corpus --out=results/corpus --chat=4096 --function=3072 --story=1536
+    python -m launch.train --config=configs/train_draft.py
+    python -m launch.bench --config=configs/smollm2.py:model --config.drafter.source=results/train_draft/model
+
+Variants are losses: `kl`, `total_variation`, `minus_log_alpha` (both are α itself: start from a draft trained by `kl`).
+"""
+
+from ml_collections import ConfigDict
+
+LOSSES = ('kl', 'total_variation', 'minus_log_alpha', 'cross_entropy')
+
+
+def get_config(variant: str = 'kl') -> ConfigDict:
+  if variant not in LOSSES:
+    raise ValueError(f'variant {variant!r} of configs/train_draft.py does not exist: use one of {", ".join(LOSSES)}')
+  config = ConfigDict({
+      'target': {'source': 'embedded', 'dtype': 'float32'},
+      'draft': {
+          'num_layers': 2,  # the target's first ones, to begin with
+          'vocab': 8192,  # most frequent tokens of the answers; 0 for all
+          'borrows_head': True,  # the LM head is the target's, and not trained
+          'levels': 4,  # of the chain that is measured on held-out texts
+          'dtype': 'bfloat16',  # of the file
+      },
+      'loss': {'token_loss': variant, 'labels': 'law'},
+      'data': {
+          'corpus': 'results/corpus', 'row_tokens': 320,
+          'keep_vectors': True,  # compute the target's vectors once, and keep them beside the states
+      },
+      'train': {
+          'objective': 'distill', 'directory': 'results/train_draft', 'steps': 2000, 'batch': 16, 'accumulate': 4,
+          'learning_rate': 1e-3, 'warmup_steps': 50, 'final_share': 0.1, 'beta2': 0.95, 'weight_decay': 0.0,
+          'clip_norm': 1.0, 'seed': 0, 'dtype': 'float32', 'log_every': 10, 'eval_every': 200, 'save_every': 100,
+          'keep': 2},
+      'mesh': {'data': 1, 'model': 1},
+  })
+  return config.lock()

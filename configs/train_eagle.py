@@ -1,0 +1,45 @@
+"""Trains an EAGLE head for SmolLM2-135M on its own answers.
+
+    python -m experiments.make_corpus --out=results/corpus --chat=4096 --function=3072 --story=1536
+    python -m launch.train --config=configs/train_eagle.py
+    python -m launch.bench --config=configs/smollm2.py:eagle --config.drafter.source=results/train_eagle/model
+
+Variants: `unrolled` (the head reads its own guesses in training, as EAGLE-3 does: what the project ships) and `eagle1`
+(the loss of the first paper: features and .1 of the law, with noise).
+"""
+
+from ml_collections import ConfigDict
+
+LOSSES = {
+    'unrolled': {'steps': 4, 'token_loss': 'kl', 'labels': 'law', 'token_weight': 1.0, 'feature_weight': 0.2,
+                 'noise': 0.0, 'decay': 0.8},
+    'eagle1': {'steps': 1, 'token_loss': 'cross_entropy', 'labels': 'law', 'token_weight': 0.1, 'feature_weight': 1.0,
+               'noise': 0.1, 'decay': 1.0},
+}
+
+
+def get_config(variant: str = 'unrolled') -> ConfigDict:
+  if variant not in LOSSES:
+    raise ValueError(f'variant {variant!r} of configs/train_eagle.py does not exist: use one of {", ".join(LOSSES)}')
+  config = ConfigDict({
+      'target': {'source': 'embedded', 'dtype': 'float32'},
+      'draft': {
+          'version': 1,  # 3 reads `taps` of the target, and needs loss.feature_weight=0 and no kept vectors
+          'taps': (),
+          'vocab': 8192,  # most frequent tokens of the answers; 0 for all
+          'levels': 4,  # of the chain that is measured on held-out texts
+          'dtype': 'bfloat16',  # of the file
+      },
+      'loss': LOSSES[variant],
+      'data': {
+          'corpus': 'results/corpus', 'row_tokens': 320,
+          'keep_vectors': True,  # compute the target's vectors once, and keep them beside the states
+      },
+      'train': {
+          'objective': 'eagle', 'directory': 'results/train_eagle', 'steps': 1800, 'batch': 16, 'accumulate': 4,
+          'learning_rate': 1e-3, 'warmup_steps': 50, 'final_share': 0.1, 'beta2': 0.95, 'weight_decay': 0.0,
+          'clip_norm': 0.5, 'seed': 0, 'dtype': 'float32', 'log_every': 10, 'eval_every': 200, 'save_every': 100,
+          'keep': 2},
+      'mesh': {'data': 1, 'model': 1},
+  })
+  return config.lock()

@@ -1,0 +1,206 @@
+"""Training of a draft on a corpus of the target's answers, from a config: Medusa heads, an EAGLE head, a small model.
+
+Sections besides `train` and `mesh`: `target` (as of a command that decodes), `draft` (what is trained), `loss` (the
+fields of the objective) and `data` (`corpus`, a directory that `experiments.make_corpus` wrote, and `row_tokens`).
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from pathlib import Path
+import shutil
+import sys
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+import numpy as np
+
+from launch import distributed
+from launch.build import build_model, check_layers, given_by
+from launch.corpus import Text, frequent_tokens, read_texts, rows
+from launch.evaluation_texts import check_clean
+from launch.recipe import Recipe, train_config
+from models.config import EagleConfig, MedusaConfig
+from models.decoder import Decoder
+from models.eagle import EagleHead
+from models.errors import InputError
+from models.heads import MedusaHeads
+from models.loading.eagle import save_eagle
+from models.loading.medusa import save_medusa
+from models.loading.reduced import head_rows, save_reduced
+from specdec.training.acceptance import measured_ranks, simulated_tokens_per_pass
+from specdec.training.config import TrainConfig
+from specdec.training.distill import DistillObjective
+from specdec.training.eagle import EagleObjective
+from specdec.training.frozen import Frozen, split
+from specdec.training.held_out import HeldOut
+from specdec.training.kept_vectors import with_vectors
+from specdec.training.medusa import MedusaObjective
+from specdec.training.optimizer import adamw
+from specdec.training.rows import Row
+from specdec.tree import TreeSpec
+
+MARK = 'config.json'  # a directory of a draft that has it is finished
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+  """What one kind of draft brings to a recipe.
+
+  Attributes:
+    objective, trainable, frozen: of the `Trainer`.
+    levels: guesses in a row.
+    save: trained parameters and directory.
+  """
+
+  objective: Any
+  trainable: nnx.State
+  frozen: Frozen
+  levels: int
+  save: Callable[[Any, Path], None]
+
+
+def recipe(make: Callable[[ConfigDict, Decoder, int, np.ndarray | None], Trained], config: ConfigDict) -> Recipe:
+  """All of a run that trains a draft.
+
+  Args:
+    make: from config, target, number of real tokens and draft vocabulary to what is trained; one of `MAKERS`.
+    config: see above.
+
+  Raises:
+    InputError: one line about the field at fault.
+  """
+  schedule = train_config(config.train)
+  texts = read_texts(config.data.corpus)
+  target, tokenizer = build_model(config.target, 0, taps=tuple(config.draft.get('taps', ())))
+  check_clean((text.id, tokenizer.decode(text.tokens)) for text in texts)
+  training, held_out = ([text for text in texts if text.held_out is part] for part in (False, True))
+  if not training or not held_out:
+    raise InputError(f'{config.data.corpus}: {len(training)} texts to train on and {len(held_out)} held out are too '
+                     'few: make a larger corpus')
+  ids_U = None
+  if config.draft.vocab:
+    ids_U = frequent_tokens(training, config.draft.vocab, tokenizer.num_tokens)
+  with given_by('loss'):
+    trained = make(config, target, tokenizer.num_tokens, ids_U)
+  packed, kept_back = (rows(some, config.data.row_tokens) for some in (training, held_out))
+  _say(training, held_out, packed, ids_U)
+  if config.data.keep_vectors:
+    if target.config.taps:
+      raise InputError('data.keep_vectors: of a head that reads taps the vectors are not kept; set it to False')
+    keep = functools.partial(with_vectors, target, tokenizer.num_tokens, batch=schedule.batch)
+    packed, kept_back = (keep(some, f'{config.train.directory}/vectors_{name}')
+                         for name, some in (('training', packed), ('held_out', kept_back)))
+  return Recipe(
+      objective=trained.objective, optimizer=adamw(schedule), trainable=trained.trainable, frozen=trained.frozen,
+      rows=packed, config=schedule, evaluate=evaluation(trained, kept_back, schedule),
+      save=lambda parameters, directory: _whole_or_not(trained.save, parameters, directory))
+
+
+def evaluation(trained: Trained, held_out: Sequence[Row], schedule: TrainConfig) -> Callable[[Any], dict[str, float]]:
+  """Losses on held-out rows, and the tokens per pass that a chain of the draft's guesses would give there."""
+  batch = min(schedule.batch, len(held_out))
+  losses = HeldOut(trained.objective, trained.frozen, held_out, batch, schedule.dtype)
+  ranks = measured_ranks(trained.objective, trained.frozen, held_out, batch, trained.levels)
+
+  def evaluate(trainable: Any) -> dict[str, float]:
+    chain = TreeSpec.chain(trained.levels)
+    return losses(trainable) | {'held_out_tokens_per_pass': simulated_tokens_per_pass(chain, ranks(trainable))}
+
+  return evaluate
+
+
+def _say(training: Sequence[Text], held_out: Sequence[Text], packed: Sequence[Row], ids_U: np.ndarray | None) -> None:
+  if not distributed.speaks():
+    return
+  answered = sum(len(text.tokens) - text.prompt_length for text in training)
+  known = ''
+  if ids_U is not None:
+    said = np.concatenate([text.tokens[text.prompt_length:] for text in held_out])
+    known = f'; {len(ids_U):,} tokens can be drafted, {np.isin(said, ids_U).mean():.1%} of held-out ones'
+  print(f'{len(training):,} texts in {len(packed):,} rows, {answered:,} answered tokens; {len(held_out):,} texts held '
+        f'out{known}', file=sys.stderr, flush=True)
+
+
+def _whole_or_not(save: Callable[[Any, Path], None], parameters: Any, directory: Path) -> None:
+  """A directory that is there is finished."""
+  unfinished = directory.with_name(f'{directory.name}.part')
+  if jax.process_index() == 0:
+    shutil.rmtree(unfinished, ignore_errors=True)
+    save(parameters, unfinished)
+    unfinished.rename(directory)
+
+
+# What is trained
+
+
+def medusa(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarray | None) -> Trained:
+  """Heads that borrow the target's LM head."""
+  section = config.draft
+  shape = MedusaConfig(section.num_heads, target.config.width, target.vocab_size, section.num_layers, own_head=False,
+                       draft_vocab=None if ids_U is None else len(ids_U))
+  heads = _with_ids(MedusaHeads(shape, nnx.Rngs(config.train.seed)), ids_U)
+  graph, trainable, rest = split(heads)
+  objective = MedusaObjective(graph, num_tokens, **config.loss)
+  save = lambda parameters, directory: save_medusa(
+      _stored(nnx.merge(graph, parameters, rest), section.dtype), directory, str(config.target.source))
+  return Trained(objective, trainable, Frozen(target, rest), section.num_heads, save)
+
+
+def eagle(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarray | None) -> Trained:
+  """A head whose layer begins as the target's last one; its projection lets the feature through, and the token."""
+  section = config.draft
+  layer = dataclasses.replace(target.config, num_layers=1, windows=(), taps=(), tied_embedding=False)
+  shape = EagleConfig(layer, section.version, None if ids_U is None else len(ids_U), fc_bias=section.version == 1,
+                      num_taps=max(1, len(section.taps)))
+  head = _with_ids(EagleHead(shape, nnx.Rngs(config.train.seed)), ids_U)
+  if section.version == 1:
+    begin_as_last_layer(head, target)
+  graph, trainable, rest = split(head)
+  objective = EagleObjective(graph, num_tokens, **config.loss)
+  if section.version == 3 and objective.feature_weight:
+    raise InputError('feature_weight must be 0 for a head of version 3, which has no feature to be like')
+  save = lambda parameters, directory: save_eagle(_stored(nnx.merge(graph, parameters, rest), section.dtype), directory)
+  return Trained(objective, trainable, Frozen(target, rest), section.levels, save)
+
+
+def begin_as_last_layer(head: EagleHead, target: Decoder) -> None:
+  """Version 1 has no norm before its attention, whose scale therefore goes into the projection to queries and keys."""
+  last, mine = jax.tree.map(jnp.copy, target.layers[-1]), head.layer
+  mine.attn.qkv[...] = last.attn.qkv[...] * last.attn_norm[...]
+  mine.attn.out, mine.mlp_norm, mine.mlp = last.attn.out, last.mlp_norm, last.mlp
+  width = target.config.width
+  head.fc[...] = jnp.concatenate([jnp.eye(width), jnp.eye(width)], axis=1).astype(head.fc.dtype)
+
+
+def draft(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarray | None) -> Trained:
+  """A model of a few layers, cut from the target, with the target's embedding and, if not trained, its LM head."""
+  section = config.draft
+  check_layers(section.num_layers, target.config.num_layers)
+  cut = target.first_layers(section.num_layers)
+  known = np.arange(num_tokens, dtype=np.int32) if ids_U is None else ids_U
+  model = cut.with_head(head_rows(target, known))
+  borrowed = ('embed', 'head') if section.borrows_head else ('embed',)
+  graph, trainable, rest = split(jax.tree.map(jnp.copy, model), lambda path, _: path[0] not in borrowed)
+  rest['embed'] = target.embed
+  objective = DistillObjective(graph, num_tokens, section.levels, **config.loss)
+  save = lambda parameters, directory: save_reduced(
+      _stored(nnx.merge(graph, parameters, rest), section.dtype), known, directory, section.borrows_head)
+  return Trained(objective, trainable, Frozen(target, rest, jnp.asarray(known)), section.levels, save)
+
+
+MAKERS = {'medusa': medusa, 'eagle': eagle, 'distill': draft}  # by train.objective
+
+
+def _with_ids(heads: EagleHead | MedusaHeads, ids_U: np.ndarray | None) -> EagleHead | MedusaHeads:
+  if ids_U is not None:
+    heads.draft_ids[...] = jnp.asarray(ids_U)
+  return heads
+
+
+def _stored(module: nnx.Module, dtype: str) -> nnx.Module:
+  """The module in the dtype that files have."""
+  return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, module)
