@@ -16,8 +16,8 @@ MODELS = {
     'target': SHARED | {'width': 64, 'num_layers': 4, 'num_heads': 2, 'num_kv_heads': 2, 'head_dim': 32,
                         'ff_width': 176},
     'draft': SHARED | {'width': 16, 'num_layers': 1, 'num_heads': 1, 'num_kv_heads': 1, 'head_dim': 16, 'ff_width': 48},
-    '1b': {'vocab_size': 32_000, 'width': 2048, 'num_layers': 16, 'num_heads': 16, 'num_kv_heads': 16, 'head_dim': 128,
-           'ff_width': 8192, 'mlp': 'gelu', 'positions': 'relative', 'tied_embedding': True},
+    '1b': SHARED | {'vocab_size': 32_000, 'width': 2048, 'num_layers': 20, 'num_heads': 16, 'num_kv_heads': 16,
+                    'head_dim': 128, 'ff_width': 5632},
 }
 TOY = {
     'row_tokens': 128, 'batch': 32, 'accumulate': 1, 'learning_rate': 4e-3, 'warmup_steps': 50, 'dtype': 'float32',
@@ -25,7 +25,7 @@ TOY = {
 TRAIN = {
     'target': TOY,
     'draft': TOY | {'learning_rate': 1e-2, 'warmup_steps': 10, 'eval_every': 50, 'log_every': 5},
-    '1b': {'row_tokens': 2048, 'batch': 256, 'accumulate': 1, 'learning_rate': 2e-4, 'warmup_steps': 500,
+    '1b': {'row_tokens': 2048, 'batch': 256, 'accumulate': 4, 'learning_rate': 2e-4, 'warmup_steps': 500,
            'dtype': 'bfloat16', 'remat': True, 'log_every': 10, 'eval_every': 1000, 'save_every': 500},
 }
 
@@ -47,6 +47,6 @@ def get_config(variant: str = 'target') -> ConfigDict:
           'beta2': 0.95, 'weight_decay': 0.1, 'clip_norm': 1.0, 'seed': 0,
           'held_out_rows': 64,
           'keep': 2},
-      'mesh': {'data': 16 if variant == '1b' else 1, 'model': 1},
+      'mesh': {'data': 8, 'model': 2} if variant == '1b' else {'data': 1, 'model': 1},
   })
   return config.lock()

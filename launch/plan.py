@@ -47,6 +47,7 @@ from launch.compile_ahead import (
   programs_of,
 )
 from launch.estimate import FIRST, HEADS, NEXT, REST, VERIFY, Assumptions, Pass, Step, Work, Workload
+from launch.plan_training import TRAINING, plan_command
 from launch.progress import track
 from launch.roofline import roofline
 from launch.shapes import device_bytes
@@ -290,6 +291,8 @@ def _yes(fact: bool) -> str:
 def main() -> int | None:
   if not TOPOLOGY.value:
     raise InputError('--topology is missing: name a slice such as v4-32, or GPUs such as 8xH100')
+  if 'train' in (CONFIG.value or ()):
+    return plan_command(cli.config_of(CONFIG, TRAINING), TOPOLOGY.value, ASSUME.value)
   config, gpus = cli.config_of(CONFIG), gpus_of(TOPOLOGY.value)
   unknown = sorted(set(ONLY.value) - set(PROGRAMS))
   if unknown:
