@@ -2,13 +2,13 @@
 
 Fields: `kind`, `path`, `name`, `split`, `field`, `limit` (documents; None for all), `held_out`. Kinds:
 
-    stdlib      Python's standard library, a document per file: every machine has it
+    stdlib      Python's standard library without its tests, a document per file: every machine has it
     text        files that match the glob pattern `path`, a document per file
     jsonl       a file of JSON lines, `path`; the text is in `field`
     datasets    `name` (and `path`, its configuration, if it has any) through the package datasets; its `split`, `field`
 
-Of all documents a share `held_out` is never trained on: which ones, a hash of their names decides, so that it is the
-same for every model and every run. Evaluation data of the benchmarks is no part of any kind that is given here by name.
+Of all documents a share `held_out` is never trained on: which ones, a hash of the text decides, so that it is the same
+for every model and every run, and copies of one text stay together.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,8 +25,9 @@ from ml_collections import ConfigDict
 
 from models.errors import InputError
 
-Document = tuple[str, str]  # a name that stays, and the text
-UNSHIPPED = ('site-packages', 'dist-packages', 'test', 'tests', 'idle_test', 'lib2to3', 'config-')  # not everywhere
+# Not on every machine, or tables rather than programs.
+LEFT_OUT = ('site-packages', 'dist-packages', 'test', 'tests', 'idle_test', 'lib2to3', 'distutils', 'config-',
+            'encodings', 'pydoc_data')
 
 
 def texts(data: ConfigDict, held_out: bool) -> Iterator[str]:
@@ -40,8 +41,8 @@ def texts(data: ConfigDict, held_out: bool) -> Iterator[str]:
   if not 0 <= data.held_out < 1:
     raise InputError(f'data.held_out={data.held_out} must lie in [0, 1)')
   found = False
-  for name, text in itertools.islice(KINDS[data.kind](data), data.limit):
-    if text.strip() and is_held_out(name, data.held_out) == held_out:
+  for text in itertools.islice(KINDS[data.kind](data), data.limit):
+    if text.strip() and is_held_out(text, data.held_out) == held_out:
       found = True
       yield text
   if not found:
@@ -49,25 +50,24 @@ def texts(data: ConfigDict, held_out: bool) -> Iterator[str]:
     raise InputError(f'data.kind={data.kind!r} gives no {which}')
 
 
-def is_held_out(name: str, share: float) -> bool:
-  """By the name alone, so that more documents move none from one part to the other."""
-  digest = hashlib.sha256(name.encode('utf-8', 'surrogateescape')).digest()
+def is_held_out(text: str, share: float) -> bool:
+  """By the text alone, so that more documents move none from one part to the other."""
+  digest = hashlib.sha256(text.encode('utf-8', 'surrogatepass')).digest()
   return int.from_bytes(digest[:8], 'big') < share * 2 ** 64
 
 
-def _stdlib(data: ConfigDict) -> Iterator[Document]:
+def _stdlib(data: ConfigDict) -> Iterator[str]:
   root = Path(sysconfig.get_path('stdlib'))
   for path in sorted(root.rglob('*.py')):
-    inner = path.relative_to(root)
-    if not any(part.startswith(UNSHIPPED) for part in inner.parts):
-      yield str(inner), _read(path)
+    if not any(part.startswith(LEFT_OUT) for part in path.relative_to(root).parts):
+      yield _read(path)
 
 
-def _text(data: ConfigDict) -> Iterator[Document]:
+def _text(data: ConfigDict) -> Iterator[str]:
   paths = sorted(glob.glob(str(Path(data.path).expanduser()), recursive=True))
   if not paths:
     raise InputError(f'no file matches data.path={data.path!r}: give a path or a glob pattern')
-  return ((path, _read(Path(path))) for path in paths if Path(path).is_file())
+  return (_read(Path(path)) for path in paths if Path(path).is_file())
 
 
 def _read(path: Path) -> str:
@@ -77,12 +77,12 @@ def _read(path: Path) -> str:
     raise InputError(f'{path} cannot be read: {error.strerror}') from error
 
 
-def _jsonl(data: ConfigDict) -> Iterator[Document]:
+def _jsonl(data: ConfigDict) -> Iterator[str]:
   try:
     with open(Path(data.path).expanduser(), encoding='utf-8') as file:
       for number, line in enumerate(file, start=1):
         if line.strip():
-          yield str(number), _field(data, line, number)
+          yield _field(data, line, number)
   except (OSError, UnicodeDecodeError) as error:
     raise InputError(f'data.path={data.path!r} cannot be read: {getattr(error, "strerror", error)}') from error
 
@@ -97,7 +97,7 @@ def _field(data: ConfigDict, line: str, number: int) -> str:
   return text
 
 
-def _datasets(data: ConfigDict) -> Iterator[Document]:
+def _datasets(data: ConfigDict) -> Iterator[str]:
   if importlib.util.find_spec('datasets') is None:
     raise InputError("data.kind='datasets' needs the package: pip install datasets; data.kind='stdlib' needs nothing")
   import datasets
@@ -105,11 +105,11 @@ def _datasets(data: ConfigDict) -> Iterator[Document]:
     loaded = datasets.load_dataset(data.name, data.path or None, split=data.split, streaming=True)
   except Exception as error:  # of many kinds: no network, no such name, no such split
     raise InputError(f'data.name={data.name!r} cannot be loaded: {str(error).splitlines()[0]}') from error
-  for number, row in enumerate(loaded):
+  for row in loaded:
     if not isinstance(row.get(data.field), str):
       raise InputError(f'{data.name} has no text in the field data.field={data.field!r}: it has {", ".join(row)}')
-    yield str(number), row[data.field]
+    yield row[data.field]
 
 
-KINDS: dict[str, Callable[[Any], Iterator[Document]]] = {
+KINDS: dict[str, Callable[[Any], Iterator[str]]] = {
     'stdlib': _stdlib, 'text': _text, 'jsonl': _jsonl, 'datasets': _datasets}
