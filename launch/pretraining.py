@@ -59,6 +59,8 @@ def model_config(config: ConfigDict) -> DecoderConfig:
   Raises:
     InputError: for shapes that cannot be, or layers that are not alike.
   """
+  if config.train.row_tokens < 1:
+    raise InputError(f'train.row_tokens={config.train.row_tokens} must be 1 or more')
   with given_by('model'):
     model = DecoderConfig(**config.model.to_dict(), max_positions=config.train.row_tokens)
   check_alike(model)
@@ -68,8 +70,6 @@ def model_config(config: ConfigDict) -> DecoderConfig:
 def schedule_of(config: ConfigDict) -> TrainConfig:
   """With as many steps as the planned tokens take: `train.tokens`, or by the rule."""
   section = config.train
-  if section.row_tokens < 1:
-    raise InputError(f'train.row_tokens={section.row_tokens} must be 1 or more')
   tokens = section.tokens or planned_tokens(num_parameters(model_config(config)), section.tokens_per_parameter)
   return train_config(section, steps=steps_for(tokens, section.batch, section.row_tokens))
 

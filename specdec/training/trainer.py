@@ -4,7 +4,8 @@
     DIR/metrics.jsonl     one line every `log_every` steps; DIR/tensorboard the same
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import functools
 import time
 from typing import Any
@@ -101,7 +102,7 @@ class Trainer:
 
   def _run(self, start: int, log: Log) -> None:
     config, pending = self._config, None
-    self._logged = start, time.perf_counter()
+    self._clock = start, time.perf_counter()
     for step in range(start + 1, config.steps + 1):
       self._state, finite = self._step(self._state, self._frozen, place(next(self._iterator)))
       self._places = {at: self._places[at] for at in (step - 1, step - 2) if at in self._places}
@@ -113,12 +114,23 @@ class Trainer:
       if stop or due(config.log_every) or due(config.eval_every) or due(config.save_every):
         self._check(pending)
       self._on_step(step, self._write_means(step, log) if due(config.log_every) else None)
-      if due(config.eval_every) and self._evaluate is not None:
-        log.write(step, self._evaluate(self._state.trainable))
-      if stop or due(config.save_every):
-        self._save(step)
+      if step == start + 1:
+        self._check(pending)
+        self._clock = step, time.perf_counter()  # compilation does not count
+      with self._clock_stopped():
+        if due(config.eval_every) and self._evaluate is not None:
+          log.write(step, self._evaluate(self._state.trainable))
+        if stop or due(config.save_every):
+          self._save(step)
       if stop:
         raise StoppedError(f'stopped after step {step} of {config.steps}')
+
+  @contextlib.contextmanager
+  def _clock_stopped(self) -> Iterator[None]:
+    """What happens inside does not count as training."""
+    began = time.perf_counter()
+    yield
+    self._clock = self._clock[0], self._clock[1] + time.perf_counter() - began
 
   def _check(self, pending: tuple[int, jax.Array] | None) -> None:
     if pending is None or bool(pending[1]):
@@ -138,10 +150,11 @@ class Trainer:
     """Writes what the steps since the last line were like, and returns their mean loss."""
     values = means({name: float(value) for name, value in self._state.window.items()})
     self._state = self._state.replace(window=jax.tree.map(lambda x: x * 0, self._state.window))
-    before, then = self._logged
-    self._logged = step, time.perf_counter()
+    before, then = self._clock
+    self._clock = step, time.perf_counter()
     values['learning_rate'] = float(learning_rate(self._config)(step - 1))
-    values['tokens_per_second'] = self._tokens * (step - before) / (self._logged[1] - then)
+    if step - before:
+      values['tokens_per_second'] = self._tokens * (step - before) / (self._clock[1] - then)
     log.write(step, values)
     return values['loss']
 
