@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 
 LOSSES = {
     'unrolled': {'steps': 4, 'token_loss': 'kl', 'labels': 'law', 'token_weight': 1.0, 'feature_weight': 0.2,
-                 'noise': 0.0, 'decay': 0.8},
+                 'noise': 0.0, 'decay': 0.8, 'roots': 192},
     'eagle1': {'steps': 1, 'token_loss': 'cross_entropy', 'labels': 'law', 'token_weight': 0.1, 'feature_weight': 1.0,
-               'noise': 0.1, 'decay': 1.0},
+               'noise': 0.1, 'decay': 1.0, 'roots': 192},
 }
 
 

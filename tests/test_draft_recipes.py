@@ -168,5 +168,5 @@ def test_trees_in_files(tmp_path):
     path.write_text(content)
     with pytest.raises(InputError, match="holds no 'tree' of paths"):
       tree_of(str(path))
-  with pytest.raises(InputError, match='name a file that experiments.plan_tree wrote'):
+  with pytest.raises(InputError, match=r'name a file that experiments\.plan_tree wrote'):
     tree_of(str(tmp_path / 'none.json'))

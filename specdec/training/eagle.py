@@ -23,23 +23,44 @@ from specdec.training.labels import check_labels, labels_of
 from specdec.training.losses import LOSSES, masked_sum, overlap, smooth_l1
 
 
-def unroll(weights: EagleWeights, batch: dict[str, Array], features_BTF: Array, steps: int) -> Iterator[Array]:
-  """The guesses [B, T, D] of each step, of every pair of every row; those at the end of a text mean nothing.
+def unroll(weights: EagleWeights, batch: dict[str, Array], features_BTF: Array, steps: int,
+           roots_BN: Array) -> Iterator[Array]:
+  """The guesses [B, N, D] of each step that began with the pairs `roots`; those past the end of a text mean nothing.
 
-  Keys and values of a step lie behind those of the steps before it, as they do when a chain is drafted.
+  All pairs go through in step 0. After it each root has one query a step, and what a step writes lies behind all that
+  was written before, as it does when a chain is drafted.
   """
-  batch_size, width = batch['tokens'].shape
-  cache = weights.head.init_cache(batch_size, 0)
+  tokens_BT, positions_BT = batch['tokens'], batch['positions']
+  batch_size, width = tokens_BT.shape
+  cache = _with_room(weights.head.init_cache(batch_size, 0), width)
   true_BTT = segment_mask(batch['segments'])
-  own_BTT = jnp.broadcast_to(jnp.eye(width, dtype=bool), true_BTT.shape)
-  features_BTD = weights.head.fuse(features_BTF)
-  for step in range(steps):
-    cache = _with_room(cache, width)
-    mask_BTS = jnp.concatenate([true_BTT] + [own_BTT] * step, axis=-1)
-    start_B = jnp.full((batch_size,), step * width)
-    features_BTD, cache = weights(shifted(batch['tokens'], 1 + step), features_BTD, batch['positions'] + step,
-                                  mask_BTS, cache.with_length(start_B))
-    yield features_BTD
+  guessed_BTD, cache = weights(shifted(tokens_BT, 1), weights.head.fuse(features_BTF), positions_BT, true_BTT, cache)
+  features_BND, true_BNT = at(guessed_BTD, roots_BN), at(true_BTT, roots_BN)
+  yield features_BND
+  num_roots = roots_BN.shape[1]
+  own_BNN = jnp.broadcast_to(jnp.eye(num_roots, dtype=bool), (batch_size, num_roots, num_roots))
+  for step in range(1, steps):
+    start_B = jnp.full((batch_size,), width + (step - 1) * num_roots)
+    mask_BNS = jnp.concatenate([true_BNT] + [own_BNN] * step, axis=-1)
+    features_BND, cache = weights(
+        at(shifted(tokens_BT, 1 + step), roots_BN), features_BND, at(positions_BT, roots_BN) + step, mask_BNS,
+        _with_room(cache, num_roots).with_length(start_B))
+    yield features_BND
+
+
+def at(x_BTX: Array, places_BN: Array) -> Array:
+  """[B, N, ...]: the rows of the places."""
+  return jax.vmap(lambda x_TX, places_N: x_TX[places_N])(x_BTX, places_BN)
+
+
+def all_pairs(tokens_BT: Array) -> Array:
+  return jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
+
+
+def some_pairs(batch: dict[str, Array], count: int, key: Array) -> Array:
+  """[B, N]: pairs that a guess can begin with, so many of each row; drawn where there are more."""
+  drawn_BT = jax.random.uniform(key, batch['tokens'].shape) + counted(batch, 2)
+  return jnp.sort(jax.lax.top_k(drawn_BT, count)[1], axis=-1)
 
 
 def _with_room(cache: KVCache, slots: int) -> KVCache:
@@ -62,6 +83,8 @@ class EagleObjective:
     token_loss: one of `losses.LOSSES`.
     labels: one of `labels.LABELS`.
     noise: the features read in step 0 are shifted by U(-noise, noise).
+    roots: pairs of each row that guesses begin with, drawn anew for every batch from those that count; 0 is all. Where
+      answers are half of the text this halves nearly everything.
   """
 
   graph: nnx.GraphDef
@@ -73,6 +96,7 @@ class EagleObjective:
   feature_weight: float = 0.2
   noise: float = 0.0
   decay: float = 1.0
+  roots: int = 0
 
   def __post_init__(self):
     check_labels(self.labels)
@@ -80,27 +104,30 @@ class EagleObjective:
   def loss(self, trainable: nnx.State, frozen: Frozen, batch: dict[str, Array],
            key: Array) -> tuple[Array, dict[str, Array]]:
     seen, weights = observe(frozen.target, batch, self.num_tokens), self._weights(trainable, frozen)
-    features_BTF = self._features(seen)
+    noise_key, roots_key = jax.random.split(key)
+    features_BTF, ids_U, width = self._features(seen), self._ids(weights), batch['tokens'].shape[1]
     if self.noise:
-      features_BTF += jax.random.uniform(key, features_BTF.shape, minval=-self.noise, maxval=self.noise)
-    ids_U = self._ids(weights)
+      features_BTF += jax.random.uniform(noise_key, features_BTF.shape, minval=-self.noise, maxval=self.noise)
+    roots_BN = all_pairs(batch['tokens'])
+    if 0 < self.roots < width:
+      roots_BN = some_pairs(batch, self.roots, roots_key)
     law_BTU = labels_of(self.labels, rows_of_head(frozen.target, ids_U, self.num_tokens), seen, batch, ids_U)
     total, sums, found, counts = jnp.zeros(()), {}, [], []
-    for step, guess_BTD in enumerate(unroll(weights, batch, features_BTF, self.steps)):
-      about = 1 + step  # a guess about what follows token i stands at pair i - about
-      guess_BTD, counts_BT = shifted(guess_BTD, -about), shifted(counted(batch, 1 + about), -about)
-      logits_BTU = self._logits(weights, guess_BTD)
-      losses_BT = self.token_weight * LOSSES[self.token_loss](law_BTU, logits_BTU)
+    for step, guess_BND in enumerate(unroll(weights, batch, features_BTF, self.steps, roots_BN)):
+      about_BN = jnp.minimum(roots_BN + 1 + step, width - 1)  # the token whose vector is guessed, and what follows it
+      counts_BN, law_BNU = at(counted(batch, 2) & counted(batch, 2 + step), roots_BN), at(law_BTU, about_BN)
+      logits_BNU = self._logits(weights, guess_BND)
+      losses_BN = self.token_weight * LOSSES[self.token_loss](law_BNU, logits_BNU)
       if self.feature_weight:
-        losses_BT += self.feature_weight * smooth_l1(guess_BTD, seen.hidden_BTD)
-      total += self.decay ** step * masked_sum(losses_BT, counts_BT)
+        losses_BN += self.feature_weight * smooth_l1(guess_BND, at(seen.hidden_BTD, about_BN))
+      total += self.decay ** step * masked_sum(losses_BN, counts_BN)
       if self.labels == 'law' and not step:
-        sums['overlap'] = masked_sum(overlap(law_BTU, logits_BTU), counts_BT)
-      found.append(shifted(ranks(logits_BTU, shifted(batch['tokens'], 1), counts_BT, ids_U), about))
-      counts.append(shifted(counts_BT, about))
-    counts_BTM = jnp.stack(counts, axis=-1)
-    sums |= agreement(jnp.stack(found, axis=-1), counts_BTM)
-    return total, jax.lax.stop_gradient(sums) | {'count': jnp.sum(counts_BTM[..., 0], dtype=jnp.float32)}
+        sums['overlap'] = masked_sum(overlap(law_BNU, logits_BNU), counts_BN)
+      found.append(ranks(logits_BNU, at(shifted(batch['tokens'], 1), about_BN), counts_BN, ids_U))
+      counts.append(counts_BN)
+    counts_BNM = jnp.stack(counts, axis=-1)
+    sums |= agreement(jnp.stack(found, axis=-1), counts_BNM)
+    return total, jax.lax.stop_gradient(sums) | {'count': jnp.sum(counts_BNM[..., 0], dtype=jnp.float32)}
 
   def ranks(self, trainable: nnx.State, frozen: Frozen, batch: dict[str, Array], levels: int) -> Array:
     """See `acceptance.Guesser`: a chain whose newest token is i began with pair i - 1."""
@@ -108,7 +135,8 @@ class EagleObjective:
     features_BTF = self._features(observe(frozen.target, batch, self.num_tokens))
     found = [ranks(self._logits(weights, guess_BTD), shifted(batch['tokens'], 2 + step), counted(batch, 2 + step),
                    self._ids(weights))
-             for step, guess_BTD in enumerate(unroll(weights, batch, features_BTF, levels))]
+             for step, guess_BTD in enumerate(
+                 unroll(weights, batch, features_BTF, levels, all_pairs(batch['tokens'])))]
     return jnp.pad(jnp.stack(found, axis=-1), ((0, 0), (1, 0), (0, 0)), constant_values=UNASKED)[:, :-1]
 
   def _features(self, seen: Seen) -> Array:

@@ -57,7 +57,7 @@ class MedusaObjective:
     total, sums, found, counts = jnp.zeros(()), {}, [], []
     for k in range(heads.config.num_heads):
       about = 1 + k  # a guess about what follows token i comes from the vector of token i - about
-      counts_BT = shifted(counted(batch, 1 + about), -about)
+      counts_BT = shifted(counted(batch, 2) & counted(batch, 1 + about), -about)
       logits_BTU = self._logits(heads, k, target, shifted(hidden_BTD, -about))
       total += self.decay ** k * masked_sum(LOSSES[self.token_loss](law_BTU, logits_BTU), counts_BT)
       if self.labels == 'law' and not k:
