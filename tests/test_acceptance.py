@@ -89,7 +89,7 @@ def test_planned_tree(name, tmp_path, monkeypatch):
   tree = tree_of(written(tmp_path, facts))
   assert tree == TreeSpec.chain(3) and facts['expected_tokens'] == 4
   assert facts['simulated_tokens_per_pass'] == facts['simulated_chain'] > 1
-  assert facts['cost'] == pytest.approx(1.3 + 0.1)
+  assert facts['cost'] == pytest.approx(1.3 + (0.1 if name == 'medusa' else 0.15))  # a level of two costs half a draft
   assert planned(session, np.where(ranks == UNASKED, UNASKED, UNKNOWN), 4, 6, 1)['tree'] == ()
 
 
