@@ -4,6 +4,8 @@
     python -m launch.plan --config=configs/chinchilla.py --topology=v5e-16 --assume=hop_us=2.7,hbm_share=0.8
     python -m launch.plan --config=configs/chinchilla.py --topology=8xH100
 
+A config that trains (configs/pretrain.py:1b) is planned by its step: see launch/plan_training.py.
+
 No TPU is needed: the compiler of `pip install -e '.[tpu]'` compiles for a described slice, with shapes instead of
 weights. 80 layers take about four minutes on two cores, half of them for the prefill (`--only=speculative,plain` leaves
 it out). GPUs (COUNTxA100, H100 or H200) are planned by roofline only. Structure and memory are facts about the

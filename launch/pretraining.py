@@ -50,7 +50,8 @@ def recipe(config: ConfigDict) -> Recipe:
   return Recipe(
       objective=objective, optimizer=adamw(schedule), trainable=new_stack(model, schedule.seed), frozen=None, rows=rows,
       config=schedule, save=functools.partial(save, Path(config.tokenizer.source)),
-      evaluate=HeldOut(objective, None, held_out.first(config.train.held_out_rows), schedule.batch, schedule.dtype))
+      evaluate=HeldOut(objective, None, held_out.spread(config.train.held_out_rows),
+                       schedule.batch // schedule.accumulate, schedule.dtype))
 
 
 def model_config(config: ConfigDict) -> DecoderConfig:

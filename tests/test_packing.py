@@ -118,3 +118,9 @@ def test_accuracy():
   model.head.set_value(table)
   _, sums = LOSS(stack(model), batch_of(pack([[3, 3, 3, 9, 9, 1]], 6)))
   assert sums['accuracy'] == 3 and sums['count'] == 5
+
+
+def test_rows_from_all_over():
+  rows = pack([[number, number] for number in range(1, 51)], 2)
+  assert [row['tokens'][0] for row in rows.spread(5)] == [1, 13, 25, 38, 50]
+  assert len(rows.spread(80)) == 50 and len(rows.spread(1)) == 1

@@ -32,9 +32,10 @@ class PackedRows(Sequence):
     positions_T = np.arange(len(segments_T)) - np.repeat(starts_T, np.diff(starts_T, append=len(segments_T)))
     return {'tokens': self.tokens_RT[index], 'segments': segments_T, 'positions': positions_T.astype(np.int32)}
 
-  def first(self, count: int) -> 'PackedRows':
-    """The first rows, or all where there are no more."""
-    return PackedRows(self.tokens_RT[:count], self.segments_RT[:count])
+  def spread(self, count: int) -> 'PackedRows':
+    """So many rows from all over, or all where there are no more."""
+    index_R = np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int)
+    return PackedRows(self.tokens_RT[index_R], self.segments_RT[index_R])
 
   @property
   def predicted(self) -> int:

@@ -1,15 +1,17 @@
 """The rows of a training run in the order in which it sees them: another one each epoch, the same for the same seed."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import grain
 import jax
 from jax.sharding import NamedSharding
 import numpy as np
 
 from models.errors import InputError
 from models.sharding import spec
+
+if TYPE_CHECKING:
+  import grain
 
 Row = dict[str, np.ndarray]
 PREFETCH = 4  # batches that are made while the device works
@@ -21,6 +23,7 @@ def batches(rows: 'grain.MapDataset | Sequence[Row]', batch: int, seed: int) -> 
   Raises:
     InputError: if there are fewer rows than one batch takes.
   """
+  import grain  # more than a second, which only a run should wait
   if len(rows) < batch:
     raise InputError(f'{len(rows)} rows of data do not fill a batch of train.batch={batch}: lower it, or add data')
   dataset = rows if isinstance(rows, grain.MapDataset) else grain.MapDataset.source(rows)

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import grain
 import jax
 import numpy as np
 import optax
@@ -23,6 +22,9 @@ from specdec.training.log import Log
 from specdec.training.rows import Row, batches, place
 from specdec.training.schedule import learning_rate
 from specdec.training.step import Objective, TrainState, first_state, means, train_step
+
+if TYPE_CHECKING:
+  import grain
 
 # What decides which rows and which noise a step sees; a run that goes on must have the same.
 FIXED = ('batch', 'accumulate', 'seed')
