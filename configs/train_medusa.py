@@ -22,7 +22,7 @@ def get_config(variant: str = 'law') -> ConfigDict:
           'vocab': 8192,  # most frequent tokens of the answers; 0 for all
           'dtype': 'bfloat16',  # of the file
       },
-      'loss': {'token_loss': 'kl', 'labels': variant, 'decay': 0.8},
+      'loss': {'token_loss': 'kl', 'labels': variant, 'decay': 0.8, 'roots': 192},
       'data': {
           'corpus': 'results/corpus', 'row_tokens': 320,
           'keep_vectors': True,  # compute the target's vectors once, and keep them beside the states

@@ -20,10 +20,11 @@ from specdec.engine import Engine, Params, context_of
 from specdec.training.acceptance import measured_ranks, simulated_tokens_per_pass
 from specdec.training.config import TrainConfig
 from specdec.training.distill import DistillObjective
-from specdec.training.eagle import EagleObjective, all_pairs, some_pairs, unroll
+from specdec.training.eagle import EagleObjective, unroll
 from specdec.training.frozen import Frozen, observe, over_rows, rows_of_head, split
 from specdec.training.guesses import counted
 from specdec.training.medusa import BACKBONE, HEADS, JointObjective, MedusaObjective, learning_rates
+from specdec.training.roots import all_places, roots_of
 from specdec.training.trainer import Trainer
 from specdec.tree import TreeSpec
 from specdec.warp import Sampling
@@ -115,7 +116,7 @@ def test_unrolled_steps_are_the_depths_of_a_draft(kind):
     seen = observe(target_of(kind), batch, VOCAB)
     features_BTF = seen.hidden_BTD if seen.taps_BTF is None else seen.taps_BTF
     return [jax.nn.softmax(weights.logits(guess_BTD)[0, place]) for guess_BTD in
-            unroll(weights, batch, features_BTF, DEPTH, all_pairs(batch['tokens']))]
+            unroll(weights, batch, features_BTF, DEPTH, all_places(batch['tokens']))]
 
   ids = np.asarray(weights.head.draft_ids[...])
   for depth, law_U in enumerate(laws(weights)):
@@ -232,15 +233,16 @@ def test_kept_vectors():
   np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
-def test_some_roots():
+@pytest.mark.parametrize('kind', ['eagle', 'medusa'])
+def test_some_roots(kind):
   """So many pairs of each row, of those that count; with room for all of them it is the loss of all."""
   batch = batch_of(texts())
-  roots_BN = np.asarray(some_pairs(batch, 30, KEY))
+  roots_BN = np.asarray(roots_of(batch, 30, KEY))
   assert roots_BN.shape == (2, 30) and (np.diff(roots_BN) > 0).all()
   counts_BT = np.asarray(counted(batch, 2))
   for roots_N, counts_T in zip(roots_BN, counts_BT, strict=True):
     assert counts_T[roots_N].all()
-  whole, trainable, frozen = setting('eagle', head_of('eagle'))
+  whole, trainable, frozen = setting(kind, head_of(kind))
   most = int(counts_BT.sum(axis=1).max())
   total, sums = jax.jit(whole.loss)(trainable, frozen, batch, KEY)
   some, its = jax.jit(dataclasses.replace(whole, roots=most).loss)(trainable, frozen, batch, KEY)

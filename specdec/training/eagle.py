@@ -21,6 +21,7 @@ from specdec.training.frozen import Frozen, Seen, observe, rows_of_head, segment
 from specdec.training.guesses import UNASKED, agreement, counted, ranks, shifted
 from specdec.training.labels import check_labels, labels_of
 from specdec.training.losses import LOSSES, masked_sum, overlap, smooth_l1
+from specdec.training.roots import all_places, at, roots_of
 
 
 def unroll(weights: EagleWeights, batch: dict[str, Array], features_BTF: Array, steps: int,
@@ -48,21 +49,6 @@ def unroll(weights: EagleWeights, batch: dict[str, Array], features_BTF: Array, 
     yield features_BND
 
 
-def at(x_BTX: Array, places_BN: Array) -> Array:
-  """[B, N, ...]: the rows of the places."""
-  return jax.vmap(lambda x_TX, places_N: x_TX[places_N])(x_BTX, places_BN)
-
-
-def all_pairs(tokens_BT: Array) -> Array:
-  return jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
-
-
-def some_pairs(batch: dict[str, Array], count: int, key: Array) -> Array:
-  """[B, N]: pairs that a guess can begin with, so many of each row; drawn where there are more."""
-  drawn_BT = jax.random.uniform(key, batch['tokens'].shape) + counted(batch, 2)
-  return jnp.sort(jax.lax.top_k(drawn_BT, count)[1], axis=-1)
-
-
 def _with_room(cache: KVCache, slots: int) -> KVCache:
   more = lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, slots), (0, 0)))
   return cache.replace(k=tuple(map(more, cache.k)), v=tuple(map(more, cache.v)),
@@ -83,8 +69,7 @@ class EagleObjective:
     token_loss: one of `losses.LOSSES`.
     labels: one of `labels.LABELS`.
     noise: the features read in step 0 are shifted by U(-noise, noise).
-    roots: pairs of each row that guesses begin with, drawn anew for every batch from those that count; 0 is all. Where
-      answers are half of the text this halves nearly everything.
+    roots: pairs of each row that guesses begin with (`roots.roots_of`).
   """
 
   graph: nnx.GraphDef
@@ -108,9 +93,7 @@ class EagleObjective:
     features_BTF, ids_U, width = self._features(seen), self._ids(weights), batch['tokens'].shape[1]
     if self.noise:
       features_BTF += jax.random.uniform(noise_key, features_BTF.shape, minval=-self.noise, maxval=self.noise)
-    roots_BN = all_pairs(batch['tokens'])
-    if 0 < self.roots < width:
-      roots_BN = some_pairs(batch, self.roots, roots_key)
+    roots_BN = roots_of(batch, self.roots, roots_key)
     law_BTU = labels_of(self.labels, rows_of_head(frozen.target, ids_U, self.num_tokens), seen, batch, ids_U)
     total, sums, found, counts = jnp.zeros(()), {}, [], []
     for step, guess_BND in enumerate(unroll(weights, batch, features_BTF, self.steps, roots_BN)):
@@ -136,7 +119,7 @@ class EagleObjective:
     found = [ranks(self._logits(weights, guess_BTD), shifted(batch['tokens'], 2 + step), counted(batch, 2 + step),
                    self._ids(weights))
              for step, guess_BTD in enumerate(
-                 unroll(weights, batch, features_BTF, levels, all_pairs(batch['tokens'])))]
+                 unroll(weights, batch, features_BTF, levels, all_places(batch['tokens'])))]
     return jnp.pad(jnp.stack(found, axis=-1), ((0, 0), (1, 0), (0, 0)), constant_values=UNASKED)[:, :-1]
 
   def _features(self, seen: Seen) -> Array:

@@ -20,6 +20,7 @@ from specdec.training.frozen import Frozen, observe, over_rows, rows_of_head
 from specdec.training.guesses import UNASKED, agreement, counted, ranks, shifted
 from specdec.training.labels import check_labels, labels_of, target_law
 from specdec.training.losses import LOSSES, masked_sum, overlap
+from specdec.training.roots import at, roots_of
 
 HEADS, BACKBONE = 'heads', 'backbone'  # of what Medusa-2 trains
 
@@ -34,6 +35,7 @@ class MedusaObjective:
     token_loss: one of `losses.LOSSES`.
     labels: one of `labels.LABELS`.
     decay: λ.
+    roots: vectors of each row that the heads read (`roots.roots_of`).
   """
 
   graph: nnx.GraphDef
@@ -41,6 +43,7 @@ class MedusaObjective:
   token_loss: str = 'kl'
   labels: str = 'law'
   decay: float = 0.8
+  roots: int = 0
 
   def __post_init__(self):
     check_labels(self.labels)
@@ -49,24 +52,25 @@ class MedusaObjective:
            key: Array) -> tuple[Array, dict[str, Array]]:
     heads, seen = self.heads_of(trainable, frozen), observe(frozen.target, batch, self.num_tokens)
     law_BTU = labels_of(self.labels, self._rows(heads, frozen.target), seen, batch, _ids(heads))
-    return self.losses(heads, frozen.target, seen.hidden_BTD, law_BTU, batch)
+    return self.losses(heads, frozen.target, seen.hidden_BTD, law_BTU, batch, key)
 
-  def losses(self, heads: MedusaHeads, target: Decoder, hidden_BTD: Array, law_BTU: Array,
-             batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+  def losses(self, heads: MedusaHeads, target: Decoder, hidden_BTD: Array, law_BTU: Array, batch: dict[str, Array],
+             key: Array) -> tuple[Array, dict[str, Array]]:
     """The sum, and what is reported, of these heads on these vectors of the target."""
     total, sums, found, counts = jnp.zeros(()), {}, [], []
+    roots_BN = roots_of(batch, self.roots, key)
     for k in range(heads.config.num_heads):
-      about = 1 + k  # a guess about what follows token i comes from the vector of token i - about
-      counts_BT = shifted(counted(batch, 2) & counted(batch, 1 + about), -about)
-      logits_BTU = self._logits(heads, k, target, shifted(hidden_BTD, -about))
-      total += self.decay ** k * masked_sum(LOSSES[self.token_loss](law_BTU, logits_BTU), counts_BT)
+      about_BN = jnp.minimum(roots_BN + 1 + k, hidden_BTD.shape[1] - 1)  # the token after which the guess comes
+      counts_BN = at(counted(batch, 2) & counted(batch, 2 + k), roots_BN)
+      logits_BNU, law_BNU = self._logits(heads, k, target, at(hidden_BTD, roots_BN)), at(law_BTU, about_BN)
+      total += self.decay ** k * masked_sum(LOSSES[self.token_loss](law_BNU, logits_BNU), counts_BN)
       if self.labels == 'law' and not k:
-        sums['overlap'] = masked_sum(overlap(law_BTU, logits_BTU), counts_BT)
-      found.append(shifted(ranks(logits_BTU, shifted(batch['tokens'], 1), counts_BT, _ids(heads)), about))
-      counts.append(shifted(counts_BT, about))
-    counts_BTM = jnp.stack(counts, axis=-1)
-    sums |= agreement(jnp.stack(found, axis=-1), counts_BTM)
-    return total, jax.lax.stop_gradient(sums) | {'count': jnp.sum(counts_BTM[..., 0], dtype=jnp.float32)}
+        sums['overlap'] = masked_sum(overlap(law_BNU, logits_BNU), counts_BN)
+      found.append(ranks(logits_BNU, at(shifted(batch['tokens'], 1), about_BN), counts_BN, _ids(heads)))
+      counts.append(counts_BN)
+    counts_BNM = jnp.stack(counts, axis=-1)
+    sums |= agreement(jnp.stack(found, axis=-1), counts_BNM)
+    return total, jax.lax.stop_gradient(sums) | {'count': jnp.sum(counts_BNM[..., 0], dtype=jnp.float32)}
 
   def ranks(self, trainable: nnx.State, frozen: Frozen, batch: dict[str, Array], levels: int) -> Array:
     """See `acceptance.Guesser`: where the newest token is i, the heads read the vector of token i - 1."""
@@ -112,7 +116,7 @@ class JointObjective:
     hidden_BTD = over_rows(backbone, batch, logits=False).hidden_BTD
     ids = _ids(heads)
     law_BTU = law_BTV if ids is None else jnp.take(law_BTV, ids, axis=-1)
-    total, sums = self.heads.losses(heads, backbone, hidden_BTD, law_BTU, batch)
+    total, sums = self.heads.losses(heads, backbone, hidden_BTD, law_BTU, batch, key)
     counts_BT = counted(batch, 1)
     own_BTV = backbone.logits(hidden_BTD)[..., :self.heads.num_tokens]
     own = masked_sum(LOSSES['kl'](law_BTV, own_BTV), counts_BT)
