@@ -1,6 +1,6 @@
 """The texts of a training config's `data` section, one document after the other.
 
-Fields: `kind`, `path`, `name`, `split`, `field`, `limit` (documents; None for all), `held_out`. Kinds:
+Fields: `kind`, `path`, `name`, `split`, `field`, `limit` (documents; 0 for all), `held_out`. Kinds:
 
     stdlib      Python's standard library without its tests, a document per file: every machine has it
     text        files that match the glob pattern `path`, a document per file
@@ -40,8 +40,10 @@ def texts(data: ConfigDict, held_out: bool) -> Iterator[str]:
     raise InputError(f'data.kind={data.kind!r} is unknown: use one of {", ".join(KINDS)}')
   if not 0 <= data.held_out < 1:
     raise InputError(f'data.held_out={data.held_out} must lie in [0, 1)')
+  if data.limit < 0:
+    raise InputError(f'data.limit={data.limit} must be 0 or more; 0 is all')
   found = False
-  for text in itertools.islice(KINDS[data.kind](data), data.limit):
+  for text in itertools.islice(KINDS[data.kind](data), data.limit or None):
     if text.strip() and is_held_out(text, data.held_out) == held_out:
       found = True
       yield text

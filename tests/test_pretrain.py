@@ -22,13 +22,14 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_pair():
-  """A draft of a twentieth, each trained on 20 tokens per parameter; prompt and answer fit into their rows."""
+  """A draft of a twentieth, on its share of tokens per parameter; prompt and answer fit into the rows."""
   configs = {name: pretrain.get_config(name) for name in ('target', 'draft')}
   sizes = {name: num_parameters(model_config(config)) for name, config in configs.items()}
   assert sizes['target'] / sizes['draft'] == pytest.approx(20, rel=0.03)
   for name, config in configs.items():
     tokens = schedule_of(config).steps * tokens_per_step(config)
-    assert 20 * sizes[name] <= tokens < 20 * sizes[name] + tokens_per_step(config)
+    planned = config.train.tokens_per_parameter * sizes[name]
+    assert planned <= tokens < planned + tokens_per_step(config)
     assert toy_pair.get_config().engine.capacity == config.train.row_tokens
   with pytest.raises(ValueError, match='does not exist: use one of target, draft, 1b'):
     pretrain.get_config('both')
@@ -74,7 +75,7 @@ def test_lines_where_there_is_no_terminal(capsys, monkeypatch):
     bar(step, loss)
   bar.close()
   assert capsys.readouterr().err.splitlines() == [
-      'training: 2/4, loss 3.250, 50 tokens/s, 20 s left', 'training: 4/4, loss 3.000, 50 tokens/s']
+      'training: 3/4, loss 3.250, 50 tokens/s, 10 s left', 'training: 4/4, loss 3.000, 50 tokens/s']
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
 """Training texts: every kind, and what is held out."""
 
+import importlib.machinery
 import json
 from pathlib import Path
+import sys
+import types
 
 from ml_collections import ConfigDict
 import pytest
@@ -13,7 +16,7 @@ from models.tokenizer import Tokenizer
 
 
 def data(**changes) -> ConfigDict:
-  fields = {'kind': 'stdlib', 'path': '', 'name': '', 'split': 'train', 'field': 'text', 'limit': None, 'held_out': 0.2}
+  fields = {'kind': 'stdlib', 'path': '', 'name': '', 'split': 'train', 'field': 'text', 'limit': 0, 'held_out': 0.2}
   return ConfigDict(fields | changes)
 
 
@@ -53,7 +56,7 @@ def test_json_lines(tmp_path):
 
 @pytest.mark.parametrize('changes, said', [
     ({'kind': 'books'}, "data.kind='books' is unknown: use one of stdlib, text, jsonl, datasets"),
-    ({'held_out': 1.0}, 'must lie in'), ({'kind': 'text', 'path': '/nowhere/*.txt'}, 'no file matches'),
+    ({'held_out': 1.0}, 'must lie in'), ({'limit': -1}, 'must be 0 or more'), ({'kind': 'text', 'path': '/nowhere/*.txt'}, 'no file matches'),
     ({'kind': 'jsonl', 'path': '/nowhere.jsonl'}, 'cannot be read'), ({'held_out': 0.0}, 'gives no held-out text')])
 def test_wrong_input(changes, said):
   with pytest.raises(InputError) as caught:
@@ -62,10 +65,23 @@ def test_wrong_input(changes, said):
 
 
 def test_datasets(monkeypatch):
-  pytest.importorskip('datasets')
-  import datasets
-  monkeypatch.setattr(datasets, 'load_dataset', lambda *a, **k: iter([{'text': 'one'}, {'text': 'two'}]))
-  assert [*texts(data(kind='datasets', name='some', held_out=0.0), False)] == ['one', 'two']
+  """As the package is called; it needs a network, so this one is made up."""
+  package = types.ModuleType('datasets')
+  package.__spec__ = importlib.machinery.ModuleSpec('datasets', None)
+
+  def load_dataset(name: str, part: str | None, split: str, streaming: bool) -> list[dict]:
+    if name == 'nothing':
+      raise FileNotFoundError('no such dataset\non this hub')
+    return [{'text': f'{name} {part} {split} {streaming}'}, {'text': 'two'}]
+
+  package.load_dataset = load_dataset
+  monkeypatch.setitem(sys.modules, 'datasets', package)
+  section = data(kind='datasets', name='some', held_out=0.0)
+  assert [*texts(section, False)] == ['some None train True', 'two']
+  with pytest.raises(InputError, match=r"data\.name='nothing' cannot be loaded: no such dataset$"):
+    [*texts(data(kind='datasets', name='nothing'), False)]
+  with pytest.raises(InputError, match=r"no text in the field data\.field='body': it has text"):
+    [*texts(data(kind='datasets', name='some', field='body'), False)]
 
 
 def test_without_datasets(monkeypatch):
