@@ -4,7 +4,7 @@
 say how each array lies on the mesh.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import functools
@@ -76,15 +76,8 @@ class Programs:
     state = self.state(batch, bucket)
     return self._compile(lambda: run.lower(self.engine, self.params, state), donated=state)
 
-  def _compile(self, lower, donated: DecodeState | None) -> 'Compiled':
-    with jax.set_mesh(self.mesh), _uncached():
-      try:
-        compiled = lower().compile(compiler_options=LIBTPU_FLAGS)
-      except jax.errors.JaxRuntimeError as error:
-        if 'RESOURCE_EXHAUSTED' not in str(error):
-          raise
-        raise DoesNotFitError(str(error).partition('HLO module')[0].partition('HbmOom: ')[2]) from error
-    return Compiled.of(compiled, donated)
+  def _compile(self, lower: Callable[[], jax.stages.Lowered], donated: DecodeState | None) -> 'Compiled':
+    return Compiled.of(compile_on(self.mesh, lower), donated)
 
   def _arguments(self, batch: int) -> tuple:
     """Of `prefill`, up to the bucket."""
@@ -108,6 +101,21 @@ class Programs:
     return leaf.replace(
         k=split(leaf.k, 'BKSH'), v=split(leaf.v, 'BKSH'), relative=split(leaf.relative, 'NSH'),
         position_BS=self._whole(leaf.position_BS), length_B=self._whole(leaf.length_B))
+
+
+def compile_on(mesh: Mesh, lower: Callable[[], jax.stages.Lowered]) -> jax.stages.Compiled:
+  """What `lower` gives, compiled for a described mesh.
+
+  Raises:
+    DoesNotFitError: the compiler says so.
+  """
+  with jax.set_mesh(mesh), _uncached():
+    try:
+      return lower().compile(compiler_options=LIBTPU_FLAGS)
+    except jax.errors.JaxRuntimeError as error:
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      raise DoesNotFitError(str(error).partition('HLO module')[0].partition('HbmOom: ')[2]) from error
 
 
 @contextlib.contextmanager

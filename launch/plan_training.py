@@ -30,10 +30,9 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from launch import cli
-from launch.chips import CHIPS, GIB
-from launch.compile_ahead import DoesNotFitError, described_mesh, need_compiler
+from launch.chips import CHIPS, GIB, gpus_of
+from launch.compile_ahead import DoesNotFitError, compile_on, described_mesh, need_compiler
 from launch.hlo import COLLECTIVES, Program
-from launch.libtpu_flags import LIBTPU_FLAGS
 from launch.pretraining import model_config, schedule_of
 from launch.roofline import num_parameters
 from launch.shapes import device_bytes
@@ -115,14 +114,8 @@ def compile_step(config: ConfigDict, schedule: TrainConfig, state: TrainState, m
       mesh, spec('BT', leaf.shape, mesh))), _batch(config, schedule))
   step = functools.partial(train_step, NextToken(config.train.remat), adamw(schedule), schedule)
   places = jax.tree.map(lambda leaf: leaf.sharding, state)
-  with jax.set_mesh(mesh):
-    lowered = jax.jit(step, donate_argnums=0, out_shardings=(places, None)).lower(state, None, batch)
-    try:
-      return lowered.compile(compiler_options=LIBTPU_FLAGS)
-    except jax.errors.JaxRuntimeError as error:
-      if 'RESOURCE_EXHAUSTED' not in str(error):
-        raise
-      raise DoesNotFitError(str(error).partition('HLO module')[0].partition('HbmOom: ')[2]) from error
+  jitted = jax.jit(step, donate_argnums=0, out_shardings=(places, None))
+  return compile_on(mesh, lambda: jitted.lower(state, None, batch))
 
 
 def kept_activations(config: ConfigDict, model: DecoderConfig, schedule: TrainConfig) -> float | None:
@@ -202,6 +195,8 @@ def plan_command(config: ConfigDict, topology: str, assume: Sequence[str]) -> No
   Raises:
     InputError: also if it does not fit.
   """
+  if gpus_of(topology):
+    raise InputError(f'--topology={topology}: a training step is planned for a slice, such as v4-32, not for GPUs')
   mfu, made = assumed_mfu(assume), slice_of(topology)
   need_compiler()
   facts = plan_training(config, made, mfu)

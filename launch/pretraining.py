@@ -29,6 +29,8 @@ from specdec.training.optimizer import adamw
 from specdec.training.packing import PackedRows, pack
 from specdec.training.schedule import planned_tokens, steps_for
 
+SECTIONS = ('model', 'tokenizer', 'data', 'train')
+
 
 def recipe(config: ConfigDict) -> Recipe:
   """All of a pretraining run.
@@ -36,6 +38,9 @@ def recipe(config: ConfigDict) -> Recipe:
   Raises:
     InputError: one line about the field at fault.
   """
+  missing = [section for section in SECTIONS if section not in config]
+  if missing:
+    raise InputError(f'the config has no section {missing[0]!r}: pretraining reads {", ".join(SECTIONS)} and mesh')
   model, schedule = model_config(config), schedule_of(config)
   tokenizer = tokenizer_of(config)
   if tokenizer.num_tokens > model.vocab_size:

@@ -7,6 +7,7 @@ Rank promotion is allowed: the code aligns trailing dimensions on purpose, as th
 import os
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')  # test files that plan may run side by side
 
 from collections.abc import Callable, Iterator
 import contextlib

@@ -85,6 +85,11 @@ def test_one_billion():
   assert schedule.steps * schedule.batch * config.train.row_tokens == pytest.approx(20 * parameters, rel=1e-3)
 
 
+def test_gpus():
+  with pytest.raises(InputError, match='planned for a slice, such as v4-32, not for GPUs'):
+    plan_training.plan_command(small(), '8xH100', [])
+
+
 def test_assumptions():
   assert assumed_mfu([]) == plan_training.MFU and assumed_mfu(['mfu=0.25']) == 0.25
   for wrong in ('hop_us=1', 'mfu=2', 'mfu=much', 'mfu'):

@@ -56,7 +56,8 @@ def test_json_lines(tmp_path):
 
 @pytest.mark.parametrize('changes, said', [
     ({'kind': 'books'}, "data.kind='books' is unknown: use one of stdlib, text, jsonl, datasets"),
-    ({'held_out': 1.0}, 'must lie in'), ({'limit': -1}, 'must be 0 or more'), ({'kind': 'text', 'path': '/nowhere/*.txt'}, 'no file matches'),
+    ({'held_out': 1.0}, 'must lie in'), ({'limit': -1}, 'must be 0 or more'),
+    ({'kind': 'text', 'path': '/nowhere/*.txt'}, 'no file matches'),
     ({'kind': 'jsonl', 'path': '/nowhere.jsonl'}, 'cannot be read'), ({'held_out': 0.0}, 'gives no held-out text')])
 def test_wrong_input(changes, said):
   with pytest.raises(InputError) as caught:

@@ -205,6 +205,13 @@ def test_each_field_is_read(field, data, tmp_path, hub, monkeypatch):
   assert observe(changed) != before
 
 
+def test_a_section_that_is_missing(data, tmp_path):
+  config = tiny(data, tmp_path)
+  del config.tokenizer
+  with pytest.raises(InputError, match="no section 'tokenizer': pretraining reads model, tokenizer, data, train"):
+    train(config)
+
+
 @pytest.mark.parametrize('field, value, said', [
     ('model.vocab_size', 260, 'model.vocab_size=260 is smaller than the vocabulary'),
     ('model.head_dim', 7, 'head_dim=7 must be even'), ('model.mlp', 'relu', "mlp='relu' is not supported"),
