@@ -43,6 +43,10 @@ from specdec.training.optimizer import adamw
 from specdec.training.rows import Row
 from specdec.tree import TreeSpec
 
+STREAM = 30.0  # size of the residual stream before the last layer: 24 to 35 in SmolLM2-135M
+# Of token, feature and what the layer adds, at the start: after 30 steps 22 % of the first guesses are right, 14 % of those
+# of a head that begins with random weights, 17 % of one that begins with the whole of each.
+BEGIN = (0.2, 0.15, 0.3)
 MARK = 'config.json'  # a directory of a draft that has it is finished
 
 
@@ -168,12 +172,20 @@ def eagle(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarra
 
 
 def begin_as_last_layer(head: EagleHead, target: Decoder) -> None:
-  """Version 1 has no norm before its attention, whose scale therefore goes into the projection to queries and keys."""
-  last, mine = jax.tree.map(jnp.copy, target.layers[-1]), head.layer
-  mine.attn.qkv[...] = last.attn.qkv[...] * last.attn_norm[...]
-  mine.attn.out, mine.mlp_norm, mine.mlp = last.attn.out, last.mlp_norm, last.mlp
-  width = target.config.width
-  head.fc[...] = jnp.concatenate([jnp.eye(width), jnp.eye(width)], axis=1).astype(head.fc.dtype)
+  """The target's last layer, in the measure of features: those are normed, and its residual stream is not.
+
+  A feature is about `final_norm` times a vector of size 1; what attention and MLP add to the stream is brought down by
+  the stream's size to that. The token's embedding is brought up to the feature's. All in part only (`BEGIN`).
+  """
+  last, mine, width = jax.tree.map(jnp.copy, target.layers[-1]), head.layer, target.config.width
+  token, feature, added = BEGIN
+  size = jnp.sqrt(jnp.mean(jnp.square(target.final_norm[...])))
+  embedding = jnp.sqrt(jnp.mean(jnp.square(target.embed[...])))
+  mine.attn.qkv[...] = last.attn.qkv[...] * last.attn_norm[...] / size
+  mine.attn.out[...] = last.attn.out[...] * (added * size / STREAM)
+  mine.mlp.up[...], mine.mlp_norm[...] = last.mlp.up[...], last.mlp_norm[...]
+  mine.mlp.down[...] = last.mlp.down[...] * (added * size / STREAM)
+  head.fc[...] = jnp.concatenate([jnp.eye(width) * (token * size / embedding), jnp.eye(width) * feature], axis=1)
 
 
 def draft(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarray | None) -> Trained:
