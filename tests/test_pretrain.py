@@ -45,7 +45,7 @@ def test_short_runs(tmp_path):
 def test_prompts_are_held_out(tmp_path):
   config = training_config('target', tmp_path, None)
   write_prompts(config, tmp_path / 'prompts.jsonl')
-  prompts = load_prompts(decoding_config('greedy', tmp_path, 24).data)
+  prompts = load_prompts(decoding_config('greedy', 4, tmp_path, 24).data)
   trained = [*texts(config.data, held_out=False)]
   assert len(prompts) >= 20 and all(0 < len(prompt.text) <= PROMPT_CHARACTERS for prompt in prompts)
   held_out = [*texts(config.data, held_out=True)]
@@ -88,7 +88,7 @@ def test_pretrain(tmp_path):
   assert done.returncode == 0, done.stderr
   rows = json.loads(done.stdout)
   assert [(row['task'], row['gamma']) for row in rows] == [
-      (task, gamma) for task in ('greedy', 'sampled') for gamma in (0, 4)]
+      (task, gamma) for task in ('greedy', 'sampled') for gamma in (0, 2, 4)]
   assert all(row['target_loss'] > 0 and row['draft_parameters'] > 0 for row in rows)
   assert {path.name for path in tmp_path.iterdir()} == {
       'target', 'draft', 'tokenizer', 'prompts.jsonl', 'rows.jsonl', 'loss.png'}
