@@ -110,7 +110,8 @@ def main() -> None:
   cli.say(f'{facts["nodes"]} nodes: {facts["expected_tokens"]:.2f} tokens per pass expected, '
           f'{facts.get("simulated_tokens_per_pass", 1):.2f} simulated ({facts.get("simulated_chain", 1):.2f} by a '
           f'chain as deep), {facts["expected_speedup"]:.2f} times as fast as plain decoding')
-  cli.say(f'--config.drafter.tree={OUT.value} --config.engine.gamma={facts["nodes"]}')
+  if facts['nodes']:
+    cli.say(f'--config.drafter.tree={OUT.value} --config.engine.gamma={facts["nodes"]}')
   cli.write_json(facts)
 
 

@@ -44,8 +44,8 @@ from specdec.training.rows import Row
 from specdec.tree import TreeSpec
 
 STREAM = 30.0  # size of the residual stream before the last layer: 24 to 35 in SmolLM2-135M
-# Of token, feature and what the layer adds, at the start. After 30 steps 22 % of first guesses are right, 14 % of a head
-# that begins with random weights, 17 % of one that begins with the whole of each.
+# Of token, feature and what the layer adds, at the start. After 30 steps 22 % of first guesses are right, 14 % of a
+# head that begins with random weights, 17 % of one that begins with the whole of each.
 BEGIN = (0.2, 0.15, 0.3)
 MARK = 'config.json'  # a directory of a draft that has it is finished
 
