@@ -1,6 +1,6 @@
 """Trains an EAGLE head for SmolLM2-135M on its own answers.
 
-    python -m experiments.make_corpus --out=results/corpus --chat=4096 --function=3072 --story=1536
+    python -m experiments.make_corpus --out=results/corpus --chat=2048 --function=2048 --story=1024
     python -m launch.train --config=configs/train_eagle.py
     python -m launch.bench --config=configs/smollm2.py:eagle --config.drafter.source=results/train_eagle/model
 
@@ -33,10 +33,10 @@ def get_config(variant: str = 'unrolled') -> ConfigDict:
       'loss': LOSSES[variant],
       'data': {
           'corpus': 'results/corpus', 'row_tokens': 320,
-          'keep_vectors': True,  # compute the target's vectors once, and keep them beside the states
+          'keep_vectors': True,  # compute the target's vectors once, and keep them in the corpus for all drafts
       },
       'train': {
-          'objective': 'eagle', 'directory': 'results/train_eagle', 'steps': 1800, 'batch': 16, 'accumulate': 4,
+          'objective': 'eagle', 'directory': 'results/train_eagle', 'steps': 1300, 'batch': 16, 'accumulate': 4,
           'learning_rate': 1e-3, 'warmup_steps': 50, 'final_share': 0.1, 'beta2': 0.95, 'weight_decay': 0.0,
           'clip_norm': 0.5, 'seed': 0, 'dtype': 'float32', 'log_every': 10, 'eval_every': 200, 'save_every': 100,
           'keep': 2},

@@ -1,6 +1,6 @@
 """Trains Medusa heads for SmolLM2-135M on its own answers, the model itself frozen (Medusa-1).
 
-    python -m experiments.make_corpus --out=results/corpus --chat=4096 --function=3072 --story=1536
+    python -m experiments.make_corpus --out=results/corpus --chat=2048 --function=2048 --story=1024
     python -m launch.train --config=configs/train_medusa.py
     python -m launch.bench --config=configs/smollm2.py:medusa --config.drafter.source=results/train_medusa/model
 
@@ -25,7 +25,7 @@ def get_config(variant: str = 'law') -> ConfigDict:
       'loss': {'token_loss': 'kl', 'labels': variant, 'decay': 0.8, 'roots': 192},
       'data': {
           'corpus': 'results/corpus', 'row_tokens': 320,
-          'keep_vectors': True,  # compute the target's vectors once, and keep them beside the states
+          'keep_vectors': True,  # compute the target's vectors once, and keep them in the corpus for all drafts
       },
       'train': {
           'objective': 'medusa', 'directory': 'results/train_medusa', 'steps': 2000, 'batch': 16, 'accumulate': 4,

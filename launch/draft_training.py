@@ -96,7 +96,7 @@ def recipe(make: Callable[[ConfigDict, Decoder, int, np.ndarray | None], Trained
     if target.config.taps:
       raise InputError('data.keep_vectors: of a head that reads taps the vectors are not kept; set it to False')
     keep = functools.partial(with_vectors, target, tokenizer.num_tokens, batch=schedule.batch)
-    packed, kept_back = (keep(some, f'{config.train.directory}/vectors_{name}')
+    packed, kept_back = (keep(some, f'{config.data.corpus}/vectors_{name}_{config.data.row_tokens}')
                          for name, some in (('training', packed), ('held_out', kept_back)))
   return Recipe(
       objective=trained.objective, optimizer=adamw(schedule), trainable=trained.trainable, frozen=trained.frozen,
