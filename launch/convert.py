@@ -28,11 +28,6 @@ from models.loading.export import export_gguf_tokenizer
 from models.loading.gguf import GgufFile
 from models.loading.load import float_dtype, open_checkpoint, place, read_parameters
 
-SOURCE = flags.DEFINE_string('source', None, "A Hugging Face directory, a .gguf file, or 'embedded'.")
-OUT = flags.DEFINE_string('out', None, 'The directory to write.')
-DTYPE = flags.DEFINE_string('dtype', 'float32', 'Of the parameters that are written.')
-MESH = flags.DEFINE_list('mesh', ['1', '1'], 'data,model: the mesh that the files are cut for.')
-
 # What a tokenizer is read from; config.json and generation_config.json name the tokens that end a text.
 TOKENIZER_FILES = (
     'tokenizer.json', 'tokenizer.model', 'tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json',
@@ -110,4 +105,8 @@ def main() -> None:
 
 
 if __name__ == '__main__':
+  SOURCE = flags.DEFINE_string('source', None, "A Hugging Face directory, a .gguf file, or 'embedded'.")
+  OUT = flags.DEFINE_string('out', None, 'The directory to write.')
+  DTYPE = flags.DEFINE_string('dtype', 'float32', 'Of the parameters that are written.')
+  MESH = flags.DEFINE_list('mesh', ['1', '1'], 'data,model: the mesh that the files are cut for.')
   cli.run(main, alone=True)
