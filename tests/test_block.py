@@ -104,12 +104,14 @@ def test_joint_law_of_the_loop():
   assert chi.chi_square(counts, law).p_value > UNLIKELY
 
 
+@pytest.mark.slow
 def test_noise_reused_by_position_would_show():
   sample = chi.sample(loop(ByPosition()), 4 * BATCH, 6, Sampling.create(1.0))
   counts, law = sample.counts(4), loop(RULES['block']).law(6)
   assert chi.chi_square(counts, law).p_value < 1e-9
 
 
+@pytest.mark.slow
 def test_the_loop_keeps_more_than_by_the_token_rule():
   tokens = {name: chi.sample(chi.loops(RULES[name], BATCH)['model'], BATCH, 24, Sampling.create(1.0)).metrics
             for name in ('rejection', 'block')}

@@ -160,6 +160,7 @@ def test_compile_cache(tmp_path):
   assert any('step_once' in name for name in found[0]) and found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_profile(tmp_path):
   subprocess.run([sys.executable, *GENERATE, f'--profile_dir={tmp_path}'], check=True, cwd=ROOT, env=ENVIRONMENT,
                  capture_output=True)

@@ -164,6 +164,7 @@ def bfloat16_step(x: float) -> float:
   return 2.0 ** (np.floor(np.log2(abs(x))) - 7)
 
 
+@pytest.mark.slow
 def test_bfloat16_text_diverges_at_near_ties_only():
   """Fault 7: where texts part, a bfloat16 pass scores the two tokens within two of its steps.
 

@@ -88,6 +88,7 @@ def test_structure_on_the_other_slices(topology):
 
 
 @needs_libtpu
+@pytest.mark.slow
 def test_a_draft_that_is_whole_on_every_chip():
   """It needs no links, and its weights and caches are counted whole."""
   facts, sharded = planned(wanted=('speculative',), draft='replicated'), planned()

@@ -88,7 +88,8 @@ def alone(sampling: str) -> dict[str, list[list[int]]]:
 
 @pytest.mark.parametrize('sampling', SAMPLINGS)
 @pytest.mark.parametrize('data, parts, names', [
-    (1, 8, ('none', 'model')), (2, 4, NAMES[3:]), (8, 1, ('lookup', 'self'))])
+    pytest.param(1, 8, ('none', 'model'), marks=pytest.mark.slow), (2, 4, NAMES[3:]),
+    pytest.param(8, 1, ('lookup', 'self'), marks=pytest.mark.slow)])
 def test_text_is_that_of_one_device(data, parts, names, sampling):
   expected = alone(sampling)
   with on_mesh(data, parts) as mesh:

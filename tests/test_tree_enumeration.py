@@ -43,6 +43,7 @@ def test_the_first_child_is_drawn_from_the_law_and_the_second_from_what_is_left(
   np.testing.assert_allclose(mass, [[0, 0.3, 0.2], [0.3 * 5 / 7, 0, 0.3 * 2 / 7], [0.2 * 5 / 8, 0.2 * 3 / 8, 0]])
 
 
+@pytest.mark.slow
 def test_trees_are_tested_beyond_their_first_branch():
   """All rows are last ones in some round, else the cases would show little."""
   target, draft = map(table_law, exact_cases.pair(3))
