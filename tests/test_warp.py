@@ -50,7 +50,7 @@ half_steps = st.integers(-8, 8).map(lambda n: n / 2)  # many ties
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(half_steps, min_size=VOCAB, max_size=VOCAB), st.sampled_from([0.3, 0.7, 1.0, 1.5]),
-       st.sampled_from([0, 2, 3, 5, VOCAB]), st.floats(0.05, 1.0))
+       st.sampled_from([0, 2, 3, 5, VOCAB]), st.floats(0.05, 0.9999) | st.just(1.0))
 def test_equals_the_reference(logits, temperature, top_k, top_p):
   logits = np.array(logits, np.float32)
   assume(np.abs(boundaries(logits, temperature, top_k)[:-1] - top_p).min() > 1e-5)  # there rounding decides
