@@ -157,7 +157,8 @@ def test_a_changed_base_is_run_again(base, tmp_path):
   out = str(tmp_path / 'rows.jsonl')
   config = _config(base, {'engine': {'gamma': (2,)}})
   sweep.run_sweep(config, out, _Benchmark())
-  (tmp_path / 'base.py').write_text(BASE.replace("'temperature': 0.0", "'temperature': 1.00"))  # else bytecode of the old seems fresh
+  # Longer by a character: else the bytecode of the old one would seem fresh.
+  (tmp_path / 'base.py').write_text(BASE.replace("'temperature': 0.0", "'temperature': 1.00"))
   benchmark = _Benchmark()
   sweep.run_sweep(config, out, benchmark)
   assert len(benchmark.configs) == 2
