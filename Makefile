@@ -26,7 +26,7 @@ $(VENV)/.tpu: $(VENV)/.ready
 reproduce: setup
 	$(BIN)/python -m experiments.reproduce
 
-# A target and a draft from scratch, and what the draft is worth: some six minutes; goes on where it was interrupted.
+# A target and a draft from scratch, and what the draft is worth; goes on where it was interrupted.
 pretrain: setup
 	$(BIN)/python -m experiments.pretrain
 

@@ -4,7 +4,7 @@
     python -m experiments.pretrain --directory=results/pretrain
 
 Trains both variants of configs/pretrain.py on the standard library's sources and measures what the draft is worth to
-the target, greedy and sampled, on files that neither has seen. Some six minutes on two cores that do nothing else.
+the target, greedy and sampled, on files that neither has seen.
 Interrupted and started again it goes on from the last checkpoint. A pass of models so small is all overhead, so the
 draft costs a third of the target's pass rather than a twentieth: what the toy shows is acceptance, and no time is won.
 In the directory:

@@ -6,7 +6,6 @@ from typing import Any
 
 from flax import nnx
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from launch.build import AnyTokenizer, build_model, check_layers, given_by, splits_draft
@@ -20,9 +19,9 @@ from models.heads import MedusaHeads
 from models.loading.eagle import load_eagle
 from models.loading.load import float_dtype
 from models.loading.medusa import load_medusa
-from models.loading.reduced import is_reduced, load_reduced
+from models.loading.reduced import head_rows, is_reduced, load_reduced
 from models.random_weights import new_module
-from models.sharding import constrain, put_whole
+from models.sharding import put_whole
 from models.tokenizer import check_same_vocabulary
 from specdec import drafters
 from specdec.tree import TreeSpec
@@ -115,8 +114,7 @@ def _reduced(section: ConfigDict, draft: Decoder, tokenizer: AnyTokenizer) -> De
   if not section.draft_vocab:
     return draft
   ids_U = put_whole(read_draft_ids(section.draft_vocab, tokenizer.num_tokens))
-  rows_of = lambda head_VD: constrain(jnp.take(head_VD, ids_U, axis=0), 'VD', draft.config.split)
-  return drafters.ReducedModel(draft.with_head(jax.jit(rows_of)(draft.lm_head)), ids_U)
+  return drafters.ReducedModel(draft.with_head(head_rows(draft, ids_U, draft.config.split)), ids_U)
 
 
 def _mesh() -> jax.sharding.Mesh | None:
@@ -132,8 +130,7 @@ def _medusa(section: ConfigDict, target: Decoder) -> drafters.MedusaParams:
     heads = load_medusa(section.source, config.width, target.vocab_size, dtype=section.dtype, mesh=_mesh())
   if heads.config.own_head or heads.draft_ids is None:
     return drafters.MedusaParams(heads, None if heads.config.own_head else target.lm_head)
-  rows_of = lambda head_VD: constrain(jnp.take(head_VD, heads.draft_ids[...], axis=0), 'VD')
-  return drafters.MedusaParams(heads, jax.jit(rows_of)(target.lm_head))
+  return drafters.MedusaParams(heads, head_rows(target, heads.draft_ids[...]))
 
 
 def _eagle(section: ConfigDict, target: Decoder) -> EagleWeights:

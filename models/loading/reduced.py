@@ -94,8 +94,8 @@ def load_reduced(path: str | os.PathLike, target: Decoder, dtype: str = 'float32
   return nnx.merge(graph, nnx.from_flat_state(leaves.items())), ids_U
 
 
-def head_rows(target: Decoder, ids_U: np.ndarray, split: bool = True) -> jax.Array:
-  """[U, D]: the target's LM head, of these tokens."""
+def head_rows(target: Decoder, ids_U: np.ndarray | jax.Array, split: bool = True) -> jax.Array:
+  """[U, D]: the LM head of a model, of these tokens."""
   rows_of = jax.jit(lambda head_VD, ids_U: constrain(jnp.take(head_VD, ids_U, axis=0), 'VD', split))
   return rows_of(target.lm_head, ids_U)
 
