@@ -1,4 +1,4 @@
-"""Shapes and switches of a decoder, as a frozen (hence hashable, hence static) dataclass."""
+"""Shapes and switches of a model, as a frozen (hence hashable, hence static) dataclass."""
 
 import dataclasses
 
@@ -175,6 +175,109 @@ class DecoderConfig:
     fields = dict(
         vocab_size=13, width=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, ff_width=64,
         max_positions=512)
+    return cls(**(fields | changes))
+
+
+@dataclasses.dataclass(frozen=True)
+class EncDecConfig:
+  """An encoder-decoder: T5 (Raffel et al., 2020), v1.1 and Flan-T5.
+
+  Attributes:
+    vocab_size: rows of the embedding, padding rows included.
+    width: D, size of the residual stream.
+    num_layers, num_encoder_layers: of the decoder, which is what a decoding step runs, and of the encoder.
+    num_heads: N; each has a key and value head of its own.
+    head_dim: H, whatever D / N is.
+    ff_width: F.
+    mlp: 'relu' (v1.0) or 'geglu' (v1.1).
+    num_buckets, max_distance: of the scores by distance (`models.distance_bias`).
+    norm_eps: of RMSNorm.
+    tied_embedding: whether the LM head is the transposed embedding.
+    scaled_output: whether vectors are divided by sqrt(D) before the LM head (v1.0).
+    start_token: id with which every decoded text begins.
+    taps: none; heads that read layers are for decoders alone.
+    dtype, attention_block, split: see `DecoderConfig`.
+  """
+
+  vocab_size: int
+  width: int
+  num_layers: int
+  num_encoder_layers: int
+  num_heads: int
+  head_dim: int
+  ff_width: int
+  mlp: str = 'geglu'
+  num_buckets: int = 32
+  max_distance: int = 128
+  norm_eps: float = 1e-6
+  tied_embedding: bool = False
+  scaled_output: bool = False
+  start_token: int = 0
+  taps: tuple[int, ...] = ()
+  dtype: str = 'float32'
+  attention_block: int | None = 256
+  split: bool = True
+
+  def __post_init__(self):
+    for name in ('vocab_size', 'width', 'num_layers', 'num_encoder_layers', 'num_heads', 'head_dim', 'ff_width'):
+      if getattr(self, name) < 1:
+        raise InputError(f'{name}={getattr(self, name)} must be positive')
+    if self.mlp not in ('relu', 'geglu'):
+      raise InputError(f"mlp={self.mlp!r} is not supported: use 'relu' or 'geglu'")
+    if self.num_buckets < 4 or self.num_buckets % 4:
+      raise InputError(f'num_buckets={self.num_buckets} must be a multiple of 4: two sides, near and far')
+    if self.max_distance <= self.num_buckets // 2:
+      raise InputError(f'max_distance={self.max_distance} must be larger than num_buckets / 2, {self.num_buckets // 2}')
+    if not 0 <= self.start_token < self.vocab_size:
+      raise InputError(f'start_token={self.start_token} must lie in 0..{self.vocab_size - 1}, the ids of the model')
+    if self.taps:
+      raise InputError(f'taps={self.taps}: a head that reads layers of the target needs a decoder without an encoder')
+
+  @property
+  def max_positions(self) -> int:
+    return 1 << 30  # all distances from `max_distance` on are alike
+
+  @property
+  def num_kv_heads(self) -> int:
+    return self.num_heads
+
+  @property
+  def group_size(self) -> int:
+    return 1
+
+  @classmethod
+  def t5_v1_1(cls, width: int, ff_width: int, num_layers: int, num_heads: int, **changes) -> 'EncDecConfig':
+    fields = dict(
+        vocab_size=32_128, width=width, num_layers=num_layers, num_encoder_layers=num_layers, num_heads=num_heads,
+        head_dim=64, ff_width=ff_width, dtype='bfloat16', attention_block=None)
+    return cls(**(fields | changes))
+
+  @classmethod
+  def t5_small(cls, **changes) -> 'EncDecConfig':
+    """77M, a draft of Leviathan et al. (2023)."""
+    return cls.t5_v1_1(512, 1024, 8, 6, **changes)
+
+  @classmethod
+  def t5_base(cls, **changes) -> 'EncDecConfig':
+    """250M, a draft of Leviathan et al. (2023)."""
+    return cls.t5_v1_1(768, 2048, 12, 12, **changes)
+
+  @classmethod
+  def t5_large(cls, **changes) -> 'EncDecConfig':
+    """800M, a draft of Leviathan et al. (2023)."""
+    return cls.t5_v1_1(1024, 2816, 24, 16, **changes)
+
+  @classmethod
+  def t5_xxl(cls, **changes) -> 'EncDecConfig':
+    """11B, the target of Leviathan et al. (2023)."""
+    return cls.t5_v1_1(4096, 10_240, 24, 64, **changes)
+
+  @classmethod
+  def tiny(cls, **changes) -> 'EncDecConfig':
+    """The toy of tests: 13 tokens, two layers on either side."""
+    fields = dict(
+        vocab_size=13, width=32, num_layers=2, num_encoder_layers=2, num_heads=4, head_dim=12, ff_width=64,
+        num_buckets=8, max_distance=20)
     return cls(**(fields | changes))
 
 

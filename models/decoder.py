@@ -50,6 +50,8 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
   """A `LanguageModel`. Used as a tree of parameters: nothing in it changes when it is called."""
 
+  has_encoder = False
+
   def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
     self.config = config
     self.embed = init_weight(rngs, (config.vocab_size, config.width), config.width, config.dtype)

@@ -43,6 +43,20 @@ def _move_rows(buffer_BKSH: Array, rows_BP: Array, start_B: Array, width: int) -
 
 
 @struct.dataclass
+class CrossCache:
+  """Keys and values of what an encoder read: made once per prompt, never written again and never rolled back.
+
+  Attributes:
+    k, v: per layer of the decoder [B, K, S, H], S the slots of the source.
+    length_B: tokens of each source; slots past them are never visible.
+  """
+
+  k: tuple[Array, ...]
+  v: tuple[Array, ...]
+  length_B: Array
+
+
+@struct.dataclass
 class KVCache:
   """Keys and values of every layer, with a committed length per row.
 
@@ -53,6 +67,7 @@ class KVCache:
     position_BS: position in the text of the token in each slot (differs from the slot in trees).
     length_B: committed slots of each row.
     relative: per layer the projected distance embeddings [N, S, H] of Transformer-XL; empty with rope.
+    cross: of an encoder-decoder, what its decoder sees of the source.
     split: see `DecoderConfig.split`.
   """
 
@@ -61,6 +76,7 @@ class KVCache:
   position_BS: Array
   length_B: Array
   relative: tuple[Array, ...] = ()
+  cross: CrossCache | None = None
   split: bool = struct.field(pytree_node=False, default=True)
 
   @classmethod
@@ -76,9 +92,12 @@ class KVCache:
   def laid_out(self) -> 'KVCache':
     """On a mesh: heads and rows split, positions and lengths whole on every device."""
     put = lambda arrays, dims: tuple(constrain(x, dims, self.split) for x in arrays)
+    cross = self.cross
+    if cross is not None:
+      cross = CrossCache(put(cross.k, 'BKSH'), put(cross.v, 'BKSH'), whole(cross.length_B))
     return self.replace(
         k=put(self.k, 'BKSH'), v=put(self.v, 'BKSH'), position_BS=whole(self.position_BS),
-        length_B=whole(self.length_B), relative=put(self.relative, 'NSH'))
+        length_B=whole(self.length_B), relative=put(self.relative, 'NSH'), cross=cross)
 
   @property
   def capacity(self) -> int:

@@ -10,19 +10,22 @@ from jax import Array
 import jax.numpy as jnp
 import numpy as np
 
-from models.config import DecoderConfig
+from models.config import DecoderConfig, EncDecConfig
 from models.sharding import MODEL, kv_repeats
 
 FUSED = ('qkv', 'qkv_bias')  # the parameters that hold kv heads
 
 
-def with_repeats(config: DecoderConfig, mesh: jax.sharding.Mesh | None) -> tuple[DecoderConfig, int]:
+def with_repeats(config: DecoderConfig | EncDecConfig,
+                 mesh: jax.sharding.Mesh | None) -> tuple[DecoderConfig | EncDecConfig, int]:
   """The config of the model as it lies on the mesh, and how often each kv head is repeated in it.
 
   Where no number helps (`kv_repeats`), or nothing is split, the model stays as it is, with its attention whole on every
   device.
   """
   times = kv_repeats(config, mesh.shape.get(MODEL, 1)) if mesh is not None and config.split else 1
+  if times == 1:
+    return config, 1
   return dataclasses.replace(config, num_kv_heads=config.num_kv_heads * times), times
 
 

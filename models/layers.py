@@ -7,7 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.config import DecoderConfig, RopeScaling
+from models.config import DecoderConfig, EncDecConfig, RopeScaling
+
+ACTIVATIONS = {'swiglu': jax.nn.silu, 'geglu': jax.nn.gelu, 'gelu': jax.nn.gelu, 'relu': jax.nn.relu}
+GATED = ('swiglu', 'geglu')
 
 
 def rms_norm(x, scale_D, eps: float):
@@ -107,19 +110,20 @@ def of_rows(equation: str, weight, x):
 
 
 class Mlp(nnx.Module):
-  """SwiGLU (Shazeer, 2020) with gate and up fused, or the plain GELU MLP of Chinchilla."""
+  """SwiGLU or GEGLU (Shazeer, 2020) with gate and up fused, or the plain MLP of Chinchilla (GELU) or T5 v1.0 (ReLU)."""
 
-  def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+  def __init__(self, config: DecoderConfig | EncDecConfig, rngs: nnx.Rngs):
     width, ff = config.width, config.ff_width
-    self.gated = config.mlp == 'swiglu'
-    up_shape = (2, ff, width) if self.gated else (ff, width)
+    self.kind = config.mlp
+    up_shape = (2, ff, width) if self.kind in GATED else (ff, width)
     self.up = init_weight(rngs, up_shape, width, config.dtype)
     self.down = init_weight(rngs, (width, ff), ff, config.dtype)
 
   def __call__(self, x_BTD, product=output_major):
-    if self.gated:
+    activate = ACTIVATIONS[self.kind]
+    if self.kind in GATED:
       both = product('CFD,BTD->CFBT', self.up[...], x_BTD)
-      hidden_BTF = jax.nn.silu(both[:, :, 0]) * both[:, :, 1]
+      hidden_BTF = activate(both[:, :, 0]) * both[:, :, 1]
     else:
-      hidden_BTF = jax.nn.gelu(product('FD,BTD->FBT', self.up[...], x_BTD))
+      hidden_BTF = activate(product('FD,BTD->FBT', self.up[...], x_BTD))
     return product('DF,BTF->DBT', self.down[...], hidden_BTF)

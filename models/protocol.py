@@ -6,6 +6,7 @@ from flax import struct
 from jax import Array
 
 from models.kv_cache import KVCache
+from models.source import Source
 
 
 @struct.dataclass
@@ -32,14 +33,16 @@ class LanguageModel(Protocol):
     vocab_size: width of the logits, padding included.
     max_positions: longest sequence the model was made for.
     takes_trees: whether a token's slot may differ from its position in the text.
+    has_encoder: whether it reads a source beside the text that it goes on with (`empty_cache`).
   """
 
   vocab_size: int
   max_positions: int
   takes_trees: bool
+  has_encoder: bool
 
   def init_cache(self, batch: int, capacity: int) -> KVCache:
-    """An empty cache for `batch` rows of `capacity` slots."""
+    """An empty cache for `batch` rows of `capacity` slots; with an encoder it takes the `Source` as well."""
     ...
 
   def __call__(self, tokens_BT: Array, positions_BT: Array, mask_BTS: Array, cache: KVCache,
@@ -54,3 +57,8 @@ class LanguageModel(Protocol):
       rows_BR: which of the T rows need logits; None for all; R = 0 for none (prefill).
     """
     ...
+
+
+def empty_cache(model: LanguageModel, batch: int, capacity: int, source: Source | None) -> KVCache:
+  """The cache of rows that are yet to be read; a model without an encoder does not see the source."""
+  return model.init_cache(batch, capacity, source) if model.has_encoder else model.init_cache(batch, capacity)

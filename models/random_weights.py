@@ -6,22 +6,20 @@ from flax import nnx
 import jax
 from jax.sharding import Mesh
 
-from models.abstract import abstract_decoder
-from models.config import DecoderConfig
-from models.decoder import Decoder
+from models.abstract import AnyConfig, AnyModel, abstract_decoder, new_model
 from models.kv_heads import repeat_kv_heads, with_repeats
 from models.sharding import shardings
 
 
-def random_decoder(config: DecoderConfig, seed: int, mesh: Mesh | None = None) -> Decoder:
+def random_decoder(config: AnyConfig, seed: int, mesh: Mesh | None = None) -> AnyModel:
   """The same model on every mesh, except that kv heads are repeated where that spreads them evenly."""
   if mesh is None:
-    return Decoder(config, nnx.Rngs(seed))
+    return new_model(config, nnx.Rngs(seed))
   placed, times = with_repeats(config, mesh)
   graph, leaves = abstract_decoder(placed)
 
   def make() -> nnx.State:
-    state = nnx.state(Decoder(config, nnx.Rngs(seed)))
+    state = nnx.state(new_model(config, nnx.Rngs(seed)))
     return nnx.from_flat_state([(path, leaf.replace(repeat_kv_heads(path, leaf.get_value(), times)))
                                 for path, leaf in nnx.to_flat_state(state)])
 

@@ -44,6 +44,10 @@ class TableModel:
     return True
 
   @property
+  def has_encoder(self) -> bool:
+    return False
+
+  @property
   def vocab_size(self) -> int:
     return self.weights.shape[-1]
 

@@ -17,8 +17,9 @@ import numpy as np
 
 from models.errors import InputError
 from models.kv_cache import KVCache
-from models.protocol import LanguageModel
+from models.protocol import LanguageModel, empty_cache
 from models.sharding import put_whole, whole
+from models.source import Source
 from specdec import rng
 from specdec.accept.protocol import AcceptRule
 from specdec.adaptive import AcceptanceEstimate, AdaptiveGamma
@@ -56,6 +57,7 @@ class Request:
     max_new_tokens: per row.
     eos_ids: ids that end a row (and are emitted).
     stop_table: `specdec.stops.stop_table`; None is no stop strings.
+    sources: token ids per row that an encoder reads, none empty; None for a target without one.
   """
 
   prompts: Sequence[Sequence[int]]
@@ -64,6 +66,7 @@ class Request:
   max_new_tokens: int
   eos_ids: Sequence[int] = ()
   stop_table: np.ndarray | None = None
+  sources: Sequence[Sequence[int]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +105,7 @@ class Engine:
     rows: query rows per verify pass, at least.
     logprobs: record the target's log-probability of each emitted token.
     adaptive: choose γ per row and step; None is always `gamma`.
+    source_capacity: tokens that an encoder reads per row, at most; 0 for a target without one.
   """
 
   drafter: Drafter
@@ -113,6 +117,7 @@ class Engine:
   rows: int = 1
   logprobs: bool = False
   adaptive: AdaptiveGamma | None = None
+  source_capacity: int = 0
 
   def __post_init__(self):
     if self.gamma < 0:
@@ -149,7 +154,7 @@ class Engine:
     """Decodes a batch: one device program for the prompts, one for everything else.
 
     Raises:
-      InputError: an empty prompt, one that leaves no room for a token, or ids that are no tokens.
+      InputError: an empty prompt or source, one that leaves no room for a token, or ids that are no tokens.
     """
     state = self.start(params, request)
     return to_result(run(self, params, state))
@@ -175,6 +180,7 @@ class Engine:
       InputError: see `generate`.
     """
     lengths = self._check(request)
+    source = self._source(params, request)
     tokens_BL = np.zeros((len(lengths), self.slots), np.int32)
     for row, prompt in enumerate(request.prompts):
       tokens_BL[row, :len(prompt)] = prompt
@@ -185,8 +191,30 @@ class Engine:
     stop_ZV = np.zeros((1, 1), np.int32) if request.stop_table is None else request.stop_table
     limits = Limits(eos_E, stop_ZV, length_B + np.minimum(room_B, wanted), room_B < wanted)
     seeds_B = np.asarray([seed & 0xFFFFFFFF for seed in request.seeds], np.uint32)
-    arrays = put_whole((tokens_BL, length_B, seeds_B, limits))
-    return prefill(self, params, *arrays, request.sampling, bucket_for(self, request))
+    *arrays, source = put_whole((tokens_BL, length_B, seeds_B, limits, source))
+    return prefill(self, params, *arrays, request.sampling, bucket_for(self, request), source)
+
+  def _source(self, params: Params, request: Request) -> Source | None:
+    """What the encoder reads, padded to a bucket."""
+    sources = request.sources
+    if not params.target.has_encoder:
+      if sources is not None:
+        raise InputError('the target has no encoder to read sources: leave them out')
+      return None
+    if sources is None or len(sources) != len(request.prompts):
+      raise InputError(f'the target reads a source for each text: {len(request.prompts)} texts have '
+                       f'{len(sources or ())} sources')
+    lengths = [len(source) for source in sources]
+    if min(lengths) == 0:
+      raise InputError(f'source {lengths.index(0)} is empty: give it at least one token')
+    if max(lengths) > self.source_capacity:
+      raise InputError(f'source {lengths.index(max(lengths))} has {max(lengths)} tokens, more than '
+                       f'engine.source_capacity={self.source_capacity}: raise it or shorten the source')
+    self._check_ids('source', sources)
+    tokens_BS = np.zeros((len(lengths), source_bucket_for(self, request)), np.int32)
+    for row, source in enumerate(sources):
+      tokens_BS[row, :len(source)] = source
+    return Source(tokens_BS, np.asarray(lengths, np.int32))
 
   def _check(self, request: Request) -> list[int]:
     lengths = [len(prompt) for prompt in request.prompts]
@@ -199,18 +227,30 @@ class Engine:
                        f'engine.capacity={self.capacity}: raise engine.capacity or shorten the prompt')
     if len(request.seeds) != len(lengths):
       raise InputError(f'{len(lengths)} prompts have {len(request.seeds)} seeds: give one each')
-    for row, prompt in enumerate(request.prompts):
-      if min(prompt) < 0 or max(prompt) >= self.num_tokens:
-        raise InputError(f'prompt {row} holds ids outside of 0..{self.num_tokens - 1}, the tokens of the model')
+    self._check_ids('prompt', request.prompts)
     if request.max_new_tokens < 1:
       raise InputError(f'max_new_tokens must be 1 or more, got {request.max_new_tokens}')
     return lengths
 
+  def _check_ids(self, what: str, texts: Sequence[Sequence[int]]) -> None:
+    for row, text in enumerate(texts):
+      if min(text) < 0 or max(text) >= self.num_tokens:
+        raise InputError(f'{what} {row} holds ids outside of 0..{self.num_tokens - 1}, the tokens of the model')
+
 
 def bucket_for(engine: Engine, request: Request) -> int:
-  """Width of the prefill pass: a power of two or all slots, so that few programs serve all prompts."""
-  longest = max(len(prompt) for prompt in request.prompts)
-  return min(engine.slots, max(SMALLEST_BUCKET, 1 << (longest - 1).bit_length()))
+  """Width of the prefill pass."""
+  return bucket_of(max(len(prompt) for prompt in request.prompts), engine.slots)
+
+
+def source_bucket_for(engine: Engine, request: Request) -> int:
+  """Width of what an encoder reads; 0 without one."""
+  return bucket_of(max(map(len, request.sources)), engine.source_capacity) if request.sources else 0
+
+
+def bucket_of(longest: int, most: int) -> int:
+  """A power of two, or `most`, so that few programs serve all prompts."""
+  return min(most, max(SMALLEST_BUCKET, 1 << (longest - 1).bit_length()))
 
 
 def slots_for(capacity: int, gamma: int, rows: int) -> int:
@@ -221,17 +261,20 @@ def slots_for(capacity: int, gamma: int, rows: int) -> int:
 
 @functools.partial(jax.jit, static_argnames=('engine', 'bucket'))
 def prefill(engine: Engine, params: Params, tokens_BL: Array, length_B: Array, seeds_B: Array, limits: Limits,
-            sampling: Sampling, bucket: int) -> DecodeState:
-  """Runs all prompt tokens but the newest through the target: no logits, so no vocabulary-wide array."""
+            sampling: Sampling, bucket: int, source: Source | None = None) -> DecodeState:
+  """Runs all prompt tokens but the newest through the target: no logits, so no vocabulary-wide array.
+
+  Encoders, of target and draft, run here and nowhere else.
+  """
   batch = tokens_BL.shape[0]
   with jax.named_scope('prefill'):
-    cache = params.target.init_cache(batch, engine.slots)
+    cache = empty_cache(params.target, batch, engine.slots, source)
     position_BT = jnp.broadcast_to(jnp.arange(bucket), (batch, bucket))
     none_BR = jnp.zeros((batch, 0), jnp.int32)
     output = params.target(tokens_BL[:, :bucket], position_BT, cache.causal_mask(bucket), cache, none_BR)
     reads = engine.drafter.reads
     features_BTF = None if reads is Reads.NOTHING else features_of(output, reads)
-    draft_state = engine.drafter.init(params.draft, tokens_BL, length_B, bucket, features_BTF)
+    draft_state = engine.drafter.init(params.draft, tokens_BL, length_B, bucket, features_BTF, source)
   zeros_B = jnp.zeros((batch,), jnp.int32)
   return laid_out(DecodeState(
       tokens_BL=tokens_BL, length_B=length_B, prompt_length_B=length_B, reason_B=zeros_B, stop_state_B=zeros_B,
@@ -239,7 +282,8 @@ def prefill(engine: Engine, params: Params, tokens_BL: Array, length_B: Array, s
       logprob_BL=jnp.zeros(tokens_BL.shape, jnp.float32) if engine.logprobs else None,
       row_key_B=rng.row_keys(seeds_B), cache=output.cache.with_length(length_B - 1), draft_state=draft_state,
       estimate=AcceptanceEstimate.zeros(batch) if engine.adaptive else None,
-      counters=Counters.zeros(batch, engine.levels, len(engine.verify_widths)), sampling=sampling, limits=limits))
+      counters=Counters.zeros(batch, engine.levels, len(engine.verify_widths)), sampling=sampling, limits=limits,
+      source=source))
 
 
 def step(engine: Engine, params: Params, state: DecodeState) -> DecodeState:
@@ -302,7 +346,7 @@ def context_of(engine: Engine, state: DecodeState) -> Context:
   return Context(
       tokens_BL=state.tokens_BL, length_B=state.length_B, gamma_B=jnp.where(state.live_B, gamma_B, 0),
       live_B=state.live_B, row_key_B=_row_keys(engine, state), sampling=state.sampling,
-      purpose=engine.rule.draft_purpose)
+      purpose=engine.rule.draft_purpose, source=state.source)
 
 
 @functools.partial(jax.jit, static_argnames=('engine',), donate_argnames=('state',))

@@ -7,6 +7,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from models.kv_cache import KVCache
+from models.source import Source
 from specdec.adaptive import AcceptanceEstimate
 from specdec.commit import Commit, Limits, Reason, write_tokens
 from specdec.metrics import Counters
@@ -33,6 +34,7 @@ class DecodeState:
     estimate: running acceptance; None unless γ adapts.
     counters: what the metrics come from.
     sampling, limits: values.
+    source: what the encoder has read; None without one.
   """
 
   tokens_BL: Array
@@ -49,6 +51,7 @@ class DecodeState:
   counters: Counters
   sampling: Sampling
   limits: Limits
+  source: Source | None = None
 
   @property
   def live_B(self) -> Array:

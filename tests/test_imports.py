@@ -16,7 +16,8 @@ ARRAYS_ONLY = ('specdec.accept', 'specdec.tree', 'specdec.warp', 'specdec.wide',
 NO_MODEL = ('specdec.drafters.lookup', 'specdec.drafters.empty', 'specdec.drafters.simulated',
             'specdec.drafters.protocol')
 HEAD_DRAFTERS = ('specdec.drafters.medusa', 'specdec.drafters.eagle')
-OF_MODELS = ('models.protocol', 'models.kv_cache', 'models.errors', 'models.sharding')  # what the loop sees of a model
+# What the loop sees of a model.
+OF_MODELS = ('models.protocol', 'models.kv_cache', 'models.source', 'models.errors', 'models.sharding')
 
 
 def modules() -> dict[str, Path]:
@@ -62,7 +63,7 @@ def allowed(name: str, imported: str) -> bool:
   if under(name, ('specdec.training',)):
     return under(imported, ('specdec', 'models'))
   if under(name, NO_MODEL):
-    return under(imported, (*ARRAYS_ONLY, 'specdec.drafters.protocol', 'specdec.features'))
+    return under(imported, (*ARRAYS_ONLY, 'specdec.drafters.protocol', 'specdec.features', 'models.source'))
   if under(imported, ('specdec.training',)):
     return False
   heads = ('models.heads', 'models.eagle') if under(name, HEAD_DRAFTERS) else ()

@@ -46,7 +46,7 @@ class Recorded:
   def levels(self, gamma):
     return self.spec.levels
 
-  def init(self, params, tokens_BL, length_B, bucket, features_BTF):
+  def init(self, params, tokens_BL, length_B, bucket, features_BTF, source):
     assert features_BTF.shape[1] == bucket
     return ()
 

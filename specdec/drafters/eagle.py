@@ -19,6 +19,7 @@ import numpy as np
 from models.eagle import EagleWeights
 from models.errors import InputError
 from models.kv_cache import KVCache
+from models.source import Source
 from specdec.draft import AnyDraft, Draft, TreeDraft
 from specdec.drafters.children import KINDS, choose
 from specdec.drafters.draft_vocab import DraftVocab
@@ -120,7 +121,7 @@ class Eagle:
     return self.tree.levels
 
   def init(self, params: EagleWeights, tokens_BL: Array, length_B: Array, bucket: int,
-           features_BTF: Array) -> EagleState:
+           features_BTF: Array, source: Source | None) -> EagleState:
     """Feeds all pairs of the prompt but the last, which is pending like those of any step."""
     self._check(params, features_BTF)
     cache = params.head.init_cache(tokens_BL.shape[0], self._slots(tokens_BL.shape[1]))

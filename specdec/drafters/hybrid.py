@@ -7,6 +7,7 @@ from flax import struct
 from jax import Array
 import jax.numpy as jnp
 
+from models.source import Source
 from specdec.draft import AnyDraft, TreeDraft
 from specdec.drafters.lookup import Lookup, continuation
 from specdec.drafters.protocol import Context, Drafter
@@ -64,8 +65,8 @@ class Hybrid:
     return max(self.drafter.levels(self.own), self.copied)
 
   def init(self, params: Any, tokens_BL: Array, length_B: Array, bucket: int,
-           features_BTF: Array | None) -> HybridState:
-    inner = self.drafter.init(params, tokens_BL, length_B, bucket, features_BTF)
+           features_BTF: Array | None, source: Source | None) -> HybridState:
+    inner = self.drafter.init(params, tokens_BL, length_B, bucket, features_BTF, source)
     return HybridState(inner, jnp.zeros((tokens_BL.shape[0], self.own), jnp.int32), length_B)
 
   def propose(self, params: Any, state: HybridState, context: Context, gamma: int) -> tuple[TreeDraft, HybridState]:

@@ -38,13 +38,13 @@ class LookupTree(Lookup):
 
   def propose(self, params: Any, state: tuple[()], context: Context, gamma: int) -> tuple[TreeDraft, tuple[()]]:
     levels = self.levels(gamma)
-    longest_BL = self.matches(context, levels)
+    longest_BL, searched_BL = self.matches(context, levels), self.searched(context)
     first_B, found_B = find_continuation(longest_BL, self.latest)
     chains = []
     for _ in range(self.branches):
       start_B, has_match_B = find_continuation(longest_BL, self.latest)
-      chains.append(continuation(context.tokens_BL, jnp.where(has_match_B, start_B, first_B), levels))
-      longest_BL = jnp.where(context.tokens_BL == chains[-1][:, :1], 0, longest_BL)
+      chains.append(continuation(searched_BL, jnp.where(has_match_B, start_B, first_B), levels))
+      longest_BL = jnp.where(searched_BL == chains[-1][:, :1], 0, longest_BL)
     tokens_BM = jnp.stack(chains, axis=2).reshape(-1, gamma)  # breadth first
     spec = TreeSpec.branches(self.branches, levels)
     parents_BM = jnp.broadcast_to(jnp.asarray(spec.parents), tokens_BM.shape)

@@ -10,6 +10,7 @@ import numpy as np
 
 from models.errors import InputError
 from models.heads import MedusaHeads
+from models.source import Source
 from specdec.draft import TreeDraft
 from specdec.drafters.draft_vocab import DraftVocab
 from specdec.drafters.protocol import Context
@@ -95,7 +96,7 @@ class Medusa:
     return self.tree.levels
 
   def init(self, params: MedusaParams, tokens_BL: Array, length_B: Array, bucket: int,
-           features_BTF: Array) -> MedusaState:
+           features_BTF: Array, source: Source | None) -> MedusaState:
     self.check(params.heads.config.num_heads, params.heads.config.draft_vocab)
     return MedusaState(_row_at(features_BTF, length_B - 2), length_B)
 

@@ -8,7 +8,8 @@ from jax import Array
 import jax.numpy as jnp
 
 from models.kv_cache import KVCache
-from models.protocol import LanguageModel
+from models.protocol import LanguageModel, empty_cache
+from models.source import Source
 from specdec import rng
 from specdec.draft import Draft
 from specdec.drafters.draft_vocab import DraftVocab, ReducedModel
@@ -67,10 +68,10 @@ class Model:
     return gamma
 
   def init(self, params: LanguageModel | ReducedModel, tokens_BL: Array, length_B: Array, bucket: int,
-           features_BTF: Array | None) -> ModelDraftState:
+           features_BTF: Array | None, source: Source | None) -> ModelDraftState:
     batch = tokens_BL.shape[0]
     model, _ = self._parts(params)
-    cache = model.init_cache(batch, tokens_BL.shape[1])
+    cache = empty_cache(model, batch, tokens_BL.shape[1], source)
     none_BR = jnp.zeros((batch, 0), jnp.int32)
     _, cache = feed(model, cache, tokens_BL, jnp.zeros_like(length_B), bucket, 1, none_BR)
     return ModelDraftState(cache.with_length(jnp.maximum(length_B - 2, 0)))

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 from flax import struct
 from jax import Array
 
+from models.source import Source
 from specdec.draft import AnyDraft
 from specdec.features import Reads
 from specdec.rng import Purpose
@@ -24,6 +25,7 @@ class Context:
     row_key_B: keys; the noise of a drafted token must use `purpose`.
     purpose: static.
     sampling: the filters that the draft law goes through, the same as the target's.
+    source: what the target's encoder has read; None without one.
   """
 
   tokens_BL: Array
@@ -33,6 +35,7 @@ class Context:
   row_key_B: Array
   sampling: Sampling
   purpose: Purpose = struct.field(pytree_node=False)
+  source: Source | None = None
 
 
 class Drafter(Protocol):
@@ -54,7 +57,8 @@ class Drafter(Protocol):
     """Drafted tokens on one path, at most: `gamma` for a chain, the depth of a tree."""
     ...
 
-  def init(self, params: Any, tokens_BL: Array, length_B: Array, bucket: int, features_BTF: Array | None) -> Any:
+  def init(self, params: Any, tokens_BL: Array, length_B: Array, bucket: int, features_BTF: Array | None,
+           source: Source | None) -> Any:
     """State after the prompts.
 
     Args:
@@ -62,6 +66,7 @@ class Drafter(Protocol):
       tokens_BL: the prompts, which the first `bucket` slots (static) hold.
       length_B: of the prompts.
       features_BTF: what it reads of the target at the bucket's slots; those from the newest token on mean nothing.
+      source: what the target's encoder has read, for an encoder of its own.
     """
     ...
 
@@ -90,7 +95,8 @@ class Stateless:
   def levels(self, gamma: int) -> int:
     return gamma
 
-  def init(self, params: Any, tokens_BL: Array, length_B: Array, bucket: int, features_BTF: Array | None) -> tuple[()]:
+  def init(self, params: Any, tokens_BL: Array, length_B: Array, bucket: int, features_BTF: Array | None,
+           source: Source | None) -> tuple[()]:
     return ()
 
   def observe(self, state: tuple[()], length_B: Array, features_BEF: Array | None) -> tuple[()]:
