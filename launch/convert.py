@@ -30,8 +30,8 @@ from models.loading.load import float_dtype, open_checkpoint, place, read_parame
 
 # What a tokenizer is read from; config.json and generation_config.json name the tokens that end a text.
 TOKENIZER_FILES = (
-    'tokenizer.json', 'tokenizer.model', 'tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json',
-    'chat_template.jinja', 'config.json', 'generation_config.json')
+    'tokenizer.json', 'tokenizer.model', 'spiece.model', 'tokenizer_config.json', 'special_tokens_map.json',
+    'added_tokens.json', 'chat_template.jinja', 'config.json', 'generation_config.json')
 
 
 def convert(source: Path, out: Path, dtype: str, mesh: Mesh | None = None) -> int:
@@ -66,6 +66,9 @@ def convert(source: Path, out: Path, dtype: str, mesh: Mesh | None = None) -> in
 def copy_tokenizer(source: Path, directory: Path) -> None:
   """Of a GGUF file the metadata, of a directory its files; a model without a tokenizer has none to copy."""
   shutil.rmtree(directory, ignore_errors=True)  # of a conversion that was killed, perhaps of another model
+  if (source / orbax.MARK).is_file():
+    shutil.copytree(source / orbax.TOKENIZER, directory)
+    return
   directory.mkdir()
   if source.is_file():
     with GgufFile(source) as file:

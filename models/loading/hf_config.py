@@ -58,7 +58,7 @@ def decoder_config(directory: str | os.PathLike) -> DecoderConfig:
   fields = Fields(path, read_json(path))
   family = fields.get('model_type', str)
   if family not in FAMILIES:
-    raise fields.fail('model_type', f'use one of {", ".join(FAMILIES)}')
+    raise fields.fail('model_type', f'use one of {", ".join((*FAMILIES, "t5"))}')
   _refuse_unsupported(fields)
   num_heads, width = fields.size('num_attention_heads'), fields.size('hidden_size')
   num_layers = fields.size('num_hidden_layers')

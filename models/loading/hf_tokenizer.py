@@ -1,4 +1,4 @@
-"""Tokenizers in Hugging Face directories: tokenizer.json, or tokenizer.model of sentencepiece."""
+"""Tokenizers in Hugging Face directories: tokenizer.json, or tokenizer.model or spiece.model of sentencepiece."""
 
 import dataclasses
 import os
@@ -20,6 +20,8 @@ from models.loading.vocabulary import (
   sentencepiece_piece,
 )
 
+EXTRA_IDS = 100  # T5's own number of gaps
+
 
 def hf_vocabulary(directory: str | os.PathLike) -> Vocabulary:
   """The vocabulary of a directory.
@@ -32,6 +34,8 @@ def hf_vocabulary(directory: str | os.PathLike) -> Vocabulary:
     vocabulary = _from_tokenizer_json(directory / 'tokenizer.json')
   elif (directory / 'tokenizer.model').is_file():
     vocabulary = _from_sentencepiece(directory / 'tokenizer.model', _added_tokens(directory))
+  elif (directory / 'spiece.model').is_file():
+    vocabulary = _from_t5(directory)
   elif not directory.exists():
     raise InputError(f'{directory} does not exist')
   else:
@@ -135,6 +139,21 @@ def _from_sentencepiece(path: Path, added: dict[int, tuple[str, bool]]) -> Vocab
       before=(processor.bos_id(),) if processor.bos_id() >= 0 else (),
       bos_id=_id_or_none(processor.bos_id()), eos_id=_id_or_none(processor.eos_id()),
       pad_id=_id_or_none(processor.pad_id()))
+
+
+def _from_t5(directory: Path) -> Vocabulary:
+  """T5's spiece.model: gaps to fill in are tokens behind its own, the first the last, and a text ends in </s>."""
+  path = directory / 'spiece.model'
+  added = _added_tokens(directory)
+  first = _from_sentencepiece(path, {})
+  if not added:
+    count = _optional(directory / 'tokenizer_config.json').get('extra_ids', EXTRA_IDS)
+    if not isinstance(count, int) or count < 0:
+      raise InputError(f"{directory / 'tokenizer_config.json'}: 'extra_ids' is {count!r}, no number of tokens")
+    added = {len(first.names) + count - 1 - gap: (f'<extra_id_{gap}>', True) for gap in range(count)}
+  if first.eos_id is None:
+    raise InputError(f'{path} has no token that ends a text, which every T5 needs')
+  return dataclasses.replace(_from_sentencepiece(path, added), before=(), after=(first.eos_id,))
 
 
 def _id_or_none(token: int) -> int | None:

@@ -1,4 +1,4 @@
-"""From files to a `Decoder`, parameter by parameter."""
+"""From files to a `Decoder` or an `EncDec`, parameter by parameter."""
 
 from collections.abc import Iterator
 import contextlib
@@ -12,17 +12,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 import numpy as np
 
-from models.abstract import abstract_decoder
-from models.config import DecoderConfig
-from models.decoder import Decoder
+from models.abstract import AnyConfig, AnyModel, abstract_decoder
 from models.errors import InputError
 from models.kv_heads import repeat_kv_heads, with_repeats
-from models.loading import gguf, hf_config, name_maps, orbax, safetensors
+from models.loading import gguf, hf_config, name_maps, orbax, safetensors, t5_config
 from models.sharding import sharding_of
 
 
 def load_decoder(path: str | os.PathLike, dtype: str = 'float32', mesh: Mesh | None = None,
-                 **config_changes) -> tuple[Decoder, DecoderConfig]:
+                 **config_changes) -> tuple[AnyModel, AnyConfig]:
   """Reads a model from a Hugging Face directory, a GGUF file or a checkpoint of ours (`models.loading.orbax`).
 
   Everything is checked before anything is built. One parameter at a time is read, cast and placed: on the host
@@ -33,7 +31,7 @@ def load_decoder(path: str | os.PathLike, dtype: str = 'float32', mesh: Mesh | N
     dtype: of the parameters, whatever the files hold.
     mesh: where the parameters go, each device getting its slice; None is the default device. On a mesh kv heads are
       repeated if that spreads them evenly, and the config says so.
-    **config_changes: fields of `DecoderConfig` to replace.
+    **config_changes: fields of the config to replace.
 
   Raises:
     InputError: one line that names the file and the field or tensor at fault.
@@ -54,7 +52,7 @@ def load_decoder(path: str | os.PathLike, dtype: str = 'float32', mesh: Mesh | N
 
 
 def read_parameters(source: name_maps.TensorFile, style: str,
-                    config: DecoderConfig) -> Iterator[tuple[tuple, np.ndarray]]:
+                    config: AnyConfig) -> Iterator[tuple[tuple, np.ndarray]]:
   """Path and value of every parameter, read one at a time, after all of them have been checked in this call."""
   _, leaves = abstract_decoder(config)
   plan = name_maps.assign(source, style, config, {path: leaf.shape for path, leaf in leaves.items()})
@@ -63,11 +61,14 @@ def read_parameters(source: name_maps.TensorFile, style: str,
 
 @contextlib.contextmanager
 def open_checkpoint(path: str | os.PathLike):
-  """Yields the open files, the style of their names ('hf' or 'gguf') and the `DecoderConfig`."""
+  """Yields the open files, the style of their names ('hf' or 'gguf') and the config."""
   path = Path(path)
   if path.is_file() and path.suffix == '.gguf':
     with gguf.GgufFile(path) as file:
       yield file, 'gguf', gguf.decoder_config(file)
+  elif path.is_dir() and t5_config.is_t5(path):
+    source = safetensors.SafetensorsDirectory(path)
+    yield source, 'hf', t5_config.encdec_config(path, own_head='lm_head.weight' in source.shapes)
   elif path.is_dir():
     config = hf_config.decoder_config(path)
     yield safetensors.SafetensorsDirectory(path), 'hf', config

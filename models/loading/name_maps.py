@@ -4,7 +4,7 @@ Every tensor of a checkpoint is a view of one of our parameters: `views` slices 
 them, so that loading assigns to the views and exporting copies out of them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import math
 import re
@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from models.config import DecoderConfig
+from models.config import DecoderConfig, EncDecConfig
 from models.errors import InputError
 
 
@@ -51,6 +51,14 @@ def itself(weight: np.ndarray) -> tuple[np.ndarray, ...]:
   return (weight,)
 
 
+def transposed(weight_NX: np.ndarray) -> tuple[np.ndarray, ...]:
+  return (weight_NX.T,)
+
+
+def two_parts(weight_K2HD: np.ndarray) -> tuple[np.ndarray, ...]:
+  return weight_K2HD[:, 0], weight_K2HD[:, 1]
+
+
 @dataclasses.dataclass(frozen=True)
 class Rule:
   """How one parameter is laid out in a checkpoint.
@@ -64,7 +72,7 @@ class Rule:
 
   path: str
   hf: tuple[str, ...]
-  gguf: tuple[str, ...]
+  gguf: tuple[str, ...] = ()
   views: Callable[[np.ndarray], tuple[np.ndarray, ...]] = itself
   columns: int = 0
 
@@ -101,11 +109,56 @@ RULES = (
     Rule('head', ('lm_head.weight',), ('output.weight',), columns=1),
 )
 BY_PATH = {rule.path: rule for rule in RULES}
-BUFFERS = re.compile(r'rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$|^rope_freqs\.weight$')  # no parameters
+
+
+def _t5_rules(mlp: str) -> dict[str, Rule]:
+  ups = ('wi_0', 'wi_1') if mlp == 'geglu' else ('wi',)
+  rules = [Rule('embed', ('shared.weight',), columns=1), BY_PATH['head']]
+  for side, mlp_layer in (('encoder', 1), ('decoder', 2)):
+    block, ours = f'{side}.block.{{}}.layer', f'{side}.layers.{{}}'
+    attention, dense = f'{block}.0.SelfAttention', f'{block}.{mlp_layer}.DenseReluDense'
+    rules += [
+        Rule(f'{side}.distance_bias', (f'{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight',),
+             views=transposed, columns=1),
+        Rule(f'{side}.final_norm', (f'{side}.final_layer_norm.weight',)),
+        Rule(f'{ours}.attn_norm', (f'{block}.0.layer_norm.weight',)),
+        Rule(f'{ours}.attn.qkv', tuple(f'{attention}.{part}.weight' for part in 'qkv'), views=fused_qkv, columns=1),
+        Rule(f'{ours}.attn.out', (f'{attention}.o.weight',), columns=1),
+        Rule(f'{ours}.mlp_norm', (f'{block}.{mlp_layer}.layer_norm.weight',)),
+        Rule(f'{ours}.mlp.up', tuple(f'{dense}.{up}.weight' for up in ups),
+             views=gate_and_up if len(ups) == 2 else itself, columns=1),
+        Rule(f'{ours}.mlp.down', (f'{dense}.wo.weight',), columns=1)]
+  cross, ours = 'decoder.block.{}.layer.1', 'decoder.layers.{}'
+  rules += [
+      Rule(f'{ours}.cross_norm', (f'{cross}.layer_norm.weight',)),
+      Rule(f'{ours}.cross.query', (f'{cross}.EncDecAttention.q.weight',), columns=1),
+      Rule(f'{ours}.cross.kv', tuple(f'{cross}.EncDecAttention.{part}.weight' for part in 'kv'), views=two_parts,
+           columns=1),
+      Rule(f'{ours}.cross.out', (f'{cross}.EncDecAttention.o.weight',), columns=1)]
+  return {rule.path: rule for rule in rules}
+
+
+T5_BY_PATH = {mlp: _t5_rules(mlp) for mlp in ('relu', 'geglu')}
+# No parameters; the last is in the first T5 checkpoints, and was never read.
+BUFFERS = re.compile(r'rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$|^rope_freqs\.weight$|'
+                     r'\.EncDecAttention\.relative_attention_bias\.weight$')
 TIED_HEAD = {'hf': ('model.embed_tokens.weight', 'lm_head.weight'), 'gguf': ('token_embd.weight', 'output.weight')}
 
 
-def rule_of(path: tuple) -> tuple[Rule, int | None]:
+def rules_of(config: DecoderConfig | EncDecConfig) -> Mapping[str, Rule]:
+  return T5_BY_PATH[config.mlp] if isinstance(config, EncDecConfig) else BY_PATH
+
+
+def copies_of(config: DecoderConfig | EncDecConfig, style: str) -> dict[str, str]:
+  """Tensors that a checkpoint need not have -> the one that they are a copy of."""
+  if isinstance(config, EncDecConfig):
+    names = ['encoder.embed_tokens.weight', 'decoder.embed_tokens.weight']
+    return dict.fromkeys(names + ['lm_head.weight'] * config.tied_embedding, 'shared.weight')
+  embedding, head = TIED_HEAD[style]
+  return {head: embedding} if config.tied_embedding else {}
+
+
+def rule_of(path: tuple, rules: Mapping[str, Rule] = BY_PATH) -> tuple[Rule, int | None]:
   """The rule of a parameter such as ('layers', 3, 'attn', 'qkv'), and its layer.
 
   Raises:
@@ -113,10 +166,10 @@ def rule_of(path: tuple) -> tuple[Rule, int | None]:
   """
   layer = next((part for part in path if isinstance(part, int)), None)
   name = '.'.join('{}' if isinstance(part, int) else part for part in path)
-  if name not in BY_PATH:
+  if name not in rules:
     raise InputError(f'parameter {name.format(layer)!r} has no counterpart in checkpoint files: '
                      "only models with rotary positions and mlp='swiglu' are read and written")
-  return BY_PATH[name], layer
+  return rules[name], layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +201,7 @@ def split(path: tuple, parameter: np.ndarray, style: str) -> Iterator[tuple[str,
     yield name, np.ascontiguousarray(view).reshape(rule.shape(view))
 
 
-def assign(source: TensorFile, style: str, config: DecoderConfig,
+def assign(source: TensorFile, style: str, config: DecoderConfig | EncDecConfig,
            shapes: dict[tuple, tuple[int, ...]]) -> dict[tuple, Assignment]:
   """Parameter path -> where it is read from, once every tensor of the checkpoint is accounted for.
 
@@ -163,14 +216,15 @@ def assign(source: TensorFile, style: str, config: DecoderConfig,
   """
   plan = {}
   for path, shape in shapes.items():
-    rule, layer = rule_of(path)
+    rule, layer = rule_of(path, rules_of(config))
     plan[path] = Assignment(rule, rule.names(style, layer), shape)
   wanted = {name: shape for assignment in plan.values() for name, shape in assignment.tensors()}
   problems = list(_problems(source, wanted))
-  embedding, head = TIED_HEAD[style]
-  if config.tied_embedding and head in source.shapes and not problems:
-    problems += _untied(source, embedding, head)
-  known = wanted.keys() | ({head} if config.tied_embedding else set())
+  copies = copies_of(config, style)
+  for copy, original in copies.items():
+    if copy in source.shapes and original in source.shapes and not problems:
+      problems += _untied(source, original, copy)
+  known = wanted.keys() | copies.keys()
   problems += [f'{name!r} is not part of the model' for name in source.shapes
                if name not in known and not BUFFERS.search(name) and source.is_float(name)]
   refuse(source, problems)

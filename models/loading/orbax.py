@@ -2,7 +2,7 @@
 
     DIR/tokenizer/    files of a tokenizer, if there is one
     DIR/weights/      Orbax, one flat dictionary: 'layers.11.attn.qkv' -> array
-    DIR/model.json    the `DecoderConfig`, written last: a directory with model.json.part instead was never finished
+    DIR/model.json    the config, written last: a directory with model.json.part instead was never finished
 
 The state of a training run lies in the same format, with training.json in the place of model.json. Parameters go by
 their names, never by their order, which tree utilities sort as strings (layer 10 before layer 2). They are written and
@@ -25,9 +25,8 @@ import jax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from models.abstract import abstract_decoder
-from models.config import DecoderConfig, RopeScaling
-from models.decoder import Decoder
+from models.abstract import AnyConfig, AnyModel, abstract_decoder
+from models.config import DecoderConfig, EncDecConfig, RopeScaling
 from models.errors import InputError
 from models.kv_heads import FUSED, repeat_kv_heads, with_repeats
 from models.loading.freed_memory import give_back
@@ -62,7 +61,7 @@ def is_unfinished(directory: Path) -> bool:
   return not finished and any((directory / name).exists() for name in (UNFINISHED, WEIGHTS))
 
 
-def save(directory: str | os.PathLike, config: DecoderConfig, parameters: Iterable[tuple[tuple, jax.Array]]) -> None:
+def save(directory: str | os.PathLike, config: AnyConfig, parameters: Iterable[tuple[tuple, jax.Array]]) -> None:
   """Writes parameters as they come, each in the chunks in which it lies on its devices.
 
   Of several processes each must call this, with its part of the same arrays. What a save that was killed left behind
@@ -145,13 +144,13 @@ def name_of(path: tuple) -> str:
   return '.'.join(map(str, path))
 
 
-def save_decoder(directory: str | os.PathLike, decoder: Decoder) -> None:
+def save_decoder(directory: str | os.PathLike, decoder: AnyModel) -> None:
   """See `save`."""
   flat = nnx.to_flat_state(nnx.state(decoder, nnx.Param))
   save(directory, decoder.config, ((path, leaf.get_value()) for path, leaf in flat))
 
 
-def read_config(directory: str | os.PathLike) -> DecoderConfig:
+def read_config(directory: str | os.PathLike) -> AnyConfig:
   """The config of the model that was saved.
 
   Raises:
@@ -160,6 +159,8 @@ def read_config(directory: str | os.PathLike) -> DecoderConfig:
   path = Path(directory) / MARK
   fields = read_json(path)
   try:
+    if 'num_encoder_layers' in fields:
+      return EncDecConfig(**fields | {'taps': tuple(fields['taps'])})
     if fields['rope_scaling'] is not None:
       fields['rope_scaling'] = RopeScaling(**fields['rope_scaling'])
     return DecoderConfig(**fields | {name: tuple(fields[name]) for name in ('windows', 'taps') if name in fields})
@@ -193,7 +194,7 @@ def _order(name: str) -> list[tuple[int, str]]:
   return [(int(part), '') if part.isdigit() else (-1, part) for part in name.split('.')]
 
 
-def load_decoder(directory: str | os.PathLike, config: DecoderConfig, mesh: Mesh | None = None) -> Decoder:
+def load_decoder(directory: str | os.PathLike, config: AnyConfig, mesh: Mesh | None = None) -> AnyModel:
   """Reads the parameters into the places that they have on the mesh, cast to the dtype of `config`.
 
   Args:
