@@ -32,6 +32,7 @@ from experiments.enumeration import Rule
 from experiments.tree_enumeration import coupled_tree_texts, enumerate_tree
 from experiments.verdict import Verdict, at_least, at_most, print_verdicts
 from launch import cli
+from launch.build import build_rule
 from launch.prompts import Prompt, load_prompts
 from launch.session import Completion, Session
 from models.errors import InputError
@@ -246,7 +247,7 @@ def check_lossless(config: ConfigDict) -> None:
   Raises:
     InputError: if the config's is one.
   """
-  rule = RULES.get(config.accept.rule)
+  rule = build_rule(config.accept) if config.accept.rule in RULES else None
   if rule is not None and not rule.lossless:
     raise InputError(f'accept.rule={rule.name!r} is lossy, so there is nothing exact to show: '
                      f'use one of {", ".join(lossless_rules())}')

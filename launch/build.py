@@ -9,9 +9,9 @@ import jax
 from ml_collections import ConfigDict
 
 from launch.drafter_fields import check_drafter
+from models.abstract import AnyConfig, AnyModel
 from models.byte_tokenizer import ByteTokenizer
-from models.config import DecoderConfig
-from models.decoder import Decoder
+from models.config import DecoderConfig, EncDecConfig
 from models.errors import InputError
 from models.loading import embedded_model, load_decoder
 from models.loading.load import float_dtype
@@ -19,12 +19,15 @@ from models.random_weights import random_decoder
 from models.tokenizer import Tokenizer
 from specdec import drafters
 from specdec.accept import RULES
+from specdec.accept.protocol import AcceptRule
+from specdec.accept.rejection import Rejection
 from specdec.adaptive import AdaptiveGamma
 from specdec.engine import Engine
 from specdec.warp import Sampling
 
 TINY = {'vocab_size': 264, 'width': 64, 'head_dim': 16, 'ff_width': 128, 'max_positions': 4096}
-RANDOM_MODELS: dict[str, tuple[Callable[[], DecoderConfig], int]] = {  # name: config, seed of the weights
+TINY_ENCDEC = {'vocab_size': 264, 'width': 48, 'start_token': 256}
+RANDOM_MODELS: dict[str, tuple[Callable[[], AnyConfig], int]] = {  # name: config, seed of the weights
     'tiny_target': (lambda: DecoderConfig.tiny(**TINY), 0),
     'tiny_draft': (lambda: DecoderConfig.tiny(**TINY, num_layers=1), 1),
     'chinchilla_70b': (DecoderConfig.chinchilla_70b, 0),
@@ -32,6 +35,12 @@ RANDOM_MODELS: dict[str, tuple[Callable[[], DecoderConfig], int]] = {  # name: c
     'llama2_70b': (DecoderConfig.llama2_70b, 0),
     'llama2_7b': (DecoderConfig.llama2_7b, 1),
     'mistral_7b': (DecoderConfig.mistral_7b, 0),
+    'tiny_encdec_target': (lambda: EncDecConfig.tiny(**TINY_ENCDEC), 0),
+    'tiny_encdec_draft': (lambda: EncDecConfig.tiny(**TINY_ENCDEC, num_layers=1, num_encoder_layers=1), 1),
+    't5_xxl': (EncDecConfig.t5_xxl, 0),
+    't5_large': (EncDecConfig.t5_large, 1),
+    't5_base': (EncDecConfig.t5_base, 1),
+    't5_small': (EncDecConfig.t5_small, 1),
 }
 
 PRECISIONS = ('default', 'high', 'highest')
@@ -59,6 +68,7 @@ def check_fields(config: ConfigDict) -> None:
                      "the target; use 'sharded'")
   if config.accept.rule not in RULES:
     raise InputError(f'accept.rule={config.accept.rule!r} is unknown: use one of {", ".join(RULES)}')
+  build_rule(config.accept)
   check_drafter(config.drafter)
   for stop in config.sampling.stop:
     if not isinstance(stop, str) or not stop:
@@ -75,6 +85,21 @@ def check_capacity(config: ConfigDict, max_positions: int) -> None:
   if config.engine.capacity > max_positions:
     raise InputError(f'engine.capacity={config.engine.capacity} is past the context of the target: '
                      f'lower it to {max_positions} or less')
+
+
+def check_source(config: ConfigDict, has_encoder: bool) -> None:
+  """Refuses a target that reads sources without room for them, and room where nothing reads them."""
+  room = source_capacity(config)
+  if has_encoder and not 1 <= room <= MOST:
+    raise InputError(f'engine.source_capacity={room}: the target has an encoder, which reads a source beside the text: '
+                     f'give it room for 1..{MOST} tokens')
+  if room and not has_encoder:
+    raise InputError(f'engine.source_capacity={room} is for targets with an encoder: leave it out, or set it to 0')
+
+
+def source_capacity(config: ConfigDict) -> int:
+  """Tokens that an encoder reads, at most; configs of targets without one need not name it."""
+  return config.engine.get('source_capacity', 0)
 
 
 def check_layers(drafting: int, layers: int) -> None:
@@ -96,7 +121,7 @@ def given_by(section: str) -> Iterator[None]:
     raise InputError(f'{section}: {error}') from error
 
 
-def random_config(section: ConfigDict, attention_block: int) -> tuple[DecoderConfig, int]:
+def random_config(section: ConfigDict, attention_block: int) -> tuple[AnyConfig, int]:
   """The model of a source 'random:NAME', and the seed of its weights."""
   name = section.source.removeprefix('random:')
   if name not in RANDOM_MODELS:
@@ -106,7 +131,7 @@ def random_config(section: ConfigDict, attention_block: int) -> tuple[DecoderCon
 
 
 def build_model(section: ConfigDict, attention_block: int, split: bool = True,
-                taps: tuple[int, ...] = ()) -> tuple[Decoder, AnyTokenizer]:
+                taps: tuple[int, ...] = ()) -> tuple[AnyModel, AnyTokenizer]:
   """The model of a `target` or `drafter` section: `source` is 'embedded', 'random:NAME' or a path."""
   source, block, mesh = section.source, attention_block or None, jax.sharding.get_mesh()
   mesh = None if mesh.empty else mesh
@@ -130,9 +155,21 @@ def build_engine(config: ConfigDict, drafter: drafters.Drafter, num_tokens: int)
       adaptive = AdaptiveGamma(
           engine.adaptive.draft_cost, tuple(engine.adaptive.verify_cost), engine.adaptive.prior)
     return Engine(
-        drafter=drafter, rule=RULES[config.accept.rule], gamma=engine.gamma, capacity=engine.capacity,
+        drafter=drafter, rule=build_rule(config.accept), gamma=engine.gamma, capacity=engine.capacity,
         num_tokens=num_tokens, widths=tuple(engine.widths), rows=engine.rows, logprobs=engine.logprobs,
-        adaptive=adaptive)
+        adaptive=adaptive, source_capacity=source_capacity(config))
+
+
+def build_rule(section: ConfigDict) -> AcceptRule:
+  """The rule of an `accept` section; only the token rule has a `lenience`."""
+  rule = RULES[section.rule]
+  lenience = section.get('lenience', 1.0)
+  if lenience == 1:
+    return rule
+  if not isinstance(rule, Rejection):
+    raise InputError(f"accept.lenience={lenience} is for accept.rule='rejection', not {section.rule!r}")
+  with given_by('accept'):
+    return Rejection(lenience)
 
 
 def build_sampling(config: ConfigDict) -> Sampling:

@@ -11,10 +11,13 @@ from ml_collections import ConfigDict
 from launch.build import AnyTokenizer, build_model, check_layers, given_by, splits_draft
 from launch.draft_ids import read_draft_ids
 from launch.drafter_fields import UNTRAINED
+from launch.ngram_counts import laws_of, read_tokens
 from launch.tree_file import read_tree
+from models.abstract import AnyModel
 from models.config import EagleConfig, MedusaConfig
 from models.decoder import Decoder
 from models.eagle import EagleHead, EagleWeights
+from models.errors import InputError
 from models.heads import MedusaHeads
 from models.loading.eagle import load_eagle
 from models.loading.load import float_dtype
@@ -27,7 +30,7 @@ from specdec import drafters
 from specdec.tree import TreeSpec
 
 
-def build_drafter(config: ConfigDict, target: Decoder, tokenizer: AnyTokenizer) -> tuple[drafters.Drafter, Any]:
+def build_drafter(config: ConfigDict, target: AnyModel, tokenizer: AnyTokenizer) -> tuple[drafters.Drafter, Any]:
   """The drafter and what the device holds for it.
 
   Raises:
@@ -61,6 +64,8 @@ def _drafter(section: ConfigDict, engine: ConfigDict, num_tokens: int) -> drafte
       return drafters.LookupTree(**_lookup_fields(section), branches=section.branches)
     case 'self' | 'model':
       return drafters.Model(num_tokens, engine.rows)
+    case 'unigram' | 'bigram':
+      return drafters.Ngram(num_tokens)
     case 'medusa':
       return drafters.Medusa(tree_of(section.tree), num_tokens, engine.rows)
     case 'eagle':
@@ -74,7 +79,8 @@ def _drafter(section: ConfigDict, engine: ConfigDict, num_tokens: int) -> drafte
   return drafters.Simulated(section.alpha)
 
 
-def _params(config: ConfigDict, section: ConfigDict, target: Decoder, tokenizer: AnyTokenizer) -> Any:
+def _params(config: ConfigDict, section: ConfigDict, target: AnyModel, tokenizer: AnyTokenizer) -> Any:
+  check_encoder(section, target.has_encoder)
   match section.name:
     case 'self':
       check_layers(section.num_layers, target.config.num_layers)
@@ -86,7 +92,14 @@ def _params(config: ConfigDict, section: ConfigDict, target: Decoder, tokenizer:
     case 'model':
       draft, draft_tokenizer = build_model(section, config.engine.attention_block, splits_draft(config))
       check_same_vocabulary(tokenizer, draft_tokenizer)
+      if draft.has_encoder and not target.has_encoder:
+        raise InputError(f'drafter.source={section.source!r} has an encoder, but the target gives it no source to '
+                         'read: use a draft without one')
       return _reduced(section, draft, tokenizer)
+    case 'unigram':
+      return laws_of(read_tokens(section.counts, tokenizer), tokenizer.num_tokens, followers=0)
+    case 'bigram':
+      return laws_of(read_tokens(section.counts, tokenizer), tokenizer.num_tokens, section.followers)
     case 'medusa':
       return _medusa(section, target)
     case 'eagle':
@@ -94,6 +107,17 @@ def _params(config: ConfigDict, section: ConfigDict, target: Decoder, tokenizer:
     case 'hybrid':
       return _params(config, section.of, target, tokenizer)
   return None
+
+
+def check_encoder(section: ConfigDict, has_encoder: bool) -> None:
+  """Refuses heads for targets with an encoder.
+
+  Raises:
+    InputError: see above.
+  """
+  if has_encoder and section.name in ('medusa', 'eagle'):
+    raise InputError(f'drafter.name={section.name!r}: its heads are for targets without an encoder: use model, self or '
+                     'lookup')
 
 
 def _lookup_fields(section: ConfigDict) -> dict[str, Any]:
@@ -109,7 +133,7 @@ def tree_of(field: Any) -> TreeSpec | drafters.Dynamic:
   return TreeSpec.from_paths(read_tree(names[0]) if len(names) == 1 and isinstance(names[0], str) else names)
 
 
-def _reduced(section: ConfigDict, draft: Decoder, tokenizer: AnyTokenizer) -> Decoder | drafters.ReducedModel:
+def _reduced(section: ConfigDict, draft: AnyModel, tokenizer: AnyTokenizer) -> AnyModel | drafters.ReducedModel:
   """The draft, with the rows of its LM head that the section wants."""
   if not section.draft_vocab:
     return draft

@@ -9,7 +9,7 @@ FIELDS = {
     'none': (), 'lookup': LOOKUP, 'lookup_tree': (*LOOKUP, 'branches'), 'self': ('num_layers', 'draft_vocab'),
     'model': ('source', 'dtype', 'draft_vocab'), 'medusa': ('source', 'dtype', 'tree', 'num_heads', 'own_head'),
     'eagle': ('source', 'dtype', 'tree', 'children', 'version', 'taps'), 'hybrid': ('of', 'lookup', 'copied'),
-    'simulated': ('alpha',)}
+    'unigram': ('counts',), 'bigram': ('counts', 'followers'), 'simulated': ('alpha',)}
 UNTRAINED = 'untrained'  # as a source of heads
 
 
@@ -27,6 +27,8 @@ def check_drafter(section: ConfigDict) -> None:
                        'variant of the config that has it')
   if 'match' in FIELDS[section.name] and section.match not in ('earliest', 'latest'):
     raise InputError(f"drafter.match={section.match!r} is unknown: use 'earliest' or 'latest'")
+  if section.name == 'bigram' and section.followers < 1:
+    raise InputError(f'drafter.followers={section.followers} must be 1 or more: ids kept of what follows each token')
   if section.name == 'eagle' and (section.version == 3) != bool(section.taps):
     raise InputError(f'drafter.version={section.version} and drafter.taps={tuple(section.taps)}: a head of version 3 '
                      'reads layers of the target, name them as taps; others read none')

@@ -18,6 +18,7 @@ from launch.build import (
   build_sampling,
   check_capacity,
   check_fields,
+  check_source,
 )
 from launch.build_drafter import build_drafter
 from launch.costs import measured_costs
@@ -25,13 +26,13 @@ from launch.drafter_fields import taps_of
 from launch.mesh import set_mesh
 from launch.prompts import Prompt
 from launch.up_to_stop import UpToStop
-from models.decoder import Decoder
+from models.abstract import AnyModel
 from models.errors import InputError
 from models.tokenizer import StreamDecoder
 from specdec.adaptive import AdaptiveGamma
 from specdec.commit import Reason
 from specdec.drafters import Empty, Simulated
-from specdec.engine import Engine, Params, Request, Result, bucket_for, run, to_result
+from specdec.engine import Engine, Params, Request, Result, bucket_for, run, source_bucket_for, to_result
 from specdec.metrics import Metrics
 from specdec.state import DecodeState
 from specdec.stops import stop_table
@@ -75,10 +76,10 @@ class Session:
     self.stops = tuple(config.sampling.stop)
     self.compile_seconds = 0.0
     self._sampling = build_sampling(config)
-    self._warm: set[tuple[int, int]] = set()
+    self._warm: set[tuple[int, ...]] = set()
 
   @classmethod
-  def from_config(cls, config: ConfigDict, target: tuple[Decoder, AnyTokenizer] | None = None) -> 'Session':
+  def from_config(cls, config: ConfigDict, target: tuple[AnyModel, AnyTokenizer] | None = None) -> 'Session':
     """Loads and checks everything that `config` names; `target` spares loading a model that is there already.
 
     `engine.precision` and `mesh` become settings of the whole process: the loop, its parts timed alone and texts
@@ -93,6 +94,7 @@ class Session:
     model, tokenizer = target or build_model(
         config.target, config.engine.attention_block, taps=taps_of(config.drafter))
     check_capacity(config, model.max_positions)
+    check_source(config, model.has_encoder)
     drafter, draft = build_drafter(config, model, tokenizer)
     session = cls(config, tokenizer, build_engine(config, drafter, tokenizer.num_tokens), Params(model, draft))
     adaptive = config.engine.adaptive
@@ -103,7 +105,8 @@ class Session:
   def _measured_adaptive(self) -> AdaptiveGamma:
     """γ by costs that are measured here, and said, so that they can be written into a config."""
     batch, length = self.config.engine.batch, min(COSTS_LENGTH, self.engine.capacity - 1)
-    request = Request([[0] * length] * batch, range(batch), self._sampling, max_new_tokens=1)
+    sources = [[0] * self.engine.source_capacity] * batch if self.params.target.has_encoder else None
+    request = Request([[0] * length] * batch, range(batch), self._sampling, max_new_tokens=1, sources=sources)
     params = self.params_for(request)
     draft_cost, verify_cost = measured_costs(self.engine, params, self.engine.start(params, request))
     if distributed.speaks():
@@ -121,10 +124,10 @@ class Session:
     return stop_table(self.stops, self.tokenizer.token_bytes())
 
   def encode(self, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt, chat template applied where it asks for one.
+    """Token ids of a prompt, chat template applied where it asks for one. An encoder reads them, if there is one.
 
     Raises:
-      InputError: if there are none, or so many that no room is left for an answer.
+      InputError: if there are none, or more than there is room for.
     """
     if prompt.chat:
       text = self.tokenizer.apply_chat([{'role': 'user', 'content': prompt.text}])
@@ -133,19 +136,25 @@ class Session:
       ids = self.tokenizer.encode(prompt.text, add_special=True)
     if not ids:
       raise InputError(f'prompt {prompt.id!r} has no tokens: give it a text')
-    if len(ids) >= self.engine.capacity:
+    if self.params.target.has_encoder and len(ids) > self.engine.source_capacity:
+      raise InputError(f'prompt {prompt.id!r} has {len(ids)} tokens, more than engine.source_capacity='
+                       f'{self.engine.source_capacity}: raise it or shorten the prompt')
+    if not self.params.target.has_encoder and len(ids) >= self.engine.capacity:
       raise InputError(f'prompt {prompt.id!r} has {len(ids)} tokens, which leaves no room in '
                        f'engine.capacity={self.engine.capacity}: raise engine.capacity or shorten the prompt')
     return ids
 
   def request(self, prompts: Sequence[Prompt], seeds: Sequence[int] | None = None) -> Request:
-    """One batch; without `seeds` row i gets `sampling.seed` + i."""
+    """One batch; without `seeds` row i gets `sampling.seed` + i. With an encoder the prompts are what it reads."""
     sampling = self.config.sampling
     if seeds is None:
       seeds = range(sampling.seed, sampling.seed + len(prompts))
+    texts, sources = [self.encode(prompt) for prompt in prompts], None
+    if self.params.target.has_encoder:
+      texts, sources = [[self.params.target.config.start_token]] * len(prompts), texts
     return Request(
-        prompts=[self.encode(prompt) for prompt in prompts], seeds=list(seeds), sampling=self._sampling,
-        max_new_tokens=sampling.max_new_tokens, eos_ids=sorted(self.tokenizer.eos_ids), stop_table=self.stop_table)
+        prompts=texts, seeds=list(seeds), sampling=self._sampling, max_new_tokens=sampling.max_new_tokens,
+        eos_ids=sorted(self.tokenizer.eos_ids), stop_table=self.stop_table, sources=sources)
 
   def requests(self, prompts: Sequence[Prompt],
                seeds: Sequence[int] | None = None) -> list[tuple[list[Prompt], Request]]:
@@ -170,7 +179,7 @@ class Session:
 
   def warm_up(self, request: Request) -> None:
     """Compiles what the request needs, by decoding one token of it."""
-    key = (len(request.prompts), bucket_for(self.engine, request))
+    key = len(request.prompts), bucket_for(self.engine, request), source_bucket_for(self.engine, request)
     if key in self._warm:
       return
     start = time.perf_counter()

@@ -36,7 +36,7 @@ class Batch:
     seconds: of the decode loop.
     pass_seconds: by width, of a target pass alone.
     draft_seconds: of a whole draft alone; 0 where nothing drafts.
-    live_bytes: of the cache, halfway: those of live tokens.
+    live_bytes: of the cache, halfway: those of live tokens, and of the sources.
     tokens, texts, reasons, metrics: of each prompt.
   """
 
@@ -173,10 +173,19 @@ def _batch(name: str, session: Session, state: DecodeState, num_prompts: int, ti
       seconds=timings[name].median,
       pass_seconds={width: timings[PASS.format(width)].median / PASSES for width in (1, *engine.verify_widths)},
       draft_seconds=timings[DRAFT.format(name)].median / drafts_per_call if engine.gamma else 0.0,
-      live_bytes=halfway * _bytes_per_slot(state.cache), tokens=tokens, texts=[session.text(ids) for ids in tokens],
+      live_bytes=halfway * _bytes_per_slot(state.cache) + _bytes_of_sources(state.cache), tokens=tokens,
+      texts=[session.text(ids) for ids in tokens],
       reasons=result.reasons[:num_prompts], metrics=result.metrics[:num_prompts])
 
 
 def _bytes_per_slot(cache: KVCache) -> float:
   arrays = jax.tree.leaves((cache.k, cache.v))
   return sum(x.nbytes / (x.shape[0] * x.shape[2]) for x in arrays)
+
+
+def _bytes_of_sources(cache: KVCache) -> float:
+  """Of live tokens; a target without an encoder has none."""
+  if cache.cross is None:
+    return 0.0
+  arrays = (*cache.cross.k, *cache.cross.v)
+  return float(cache.cross.length_B.sum()) * sum(x.nbytes / (x.shape[0] * x.shape[2]) for x in arrays)

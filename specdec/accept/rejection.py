@@ -9,13 +9,17 @@ from specdec import rng
 from specdec.draft import Draft, Verdict, law_at, prob_of
 
 
-def num_accepted(uniform_BM: Array, draft: Draft, target_probs_BTV: Array) -> Array:
+def num_accepted(uniform_BM: Array, draft: Draft, target_probs_BTV: Array, lenience: float = 1.0) -> Array:
   """[B]: drafted tokens kept: token i iff u_i < target(x_i) / draft(x_i) and all before it are kept.
 
-  Written without a division; strict, so that a token the target forbids is never kept, not even at u = 0.
+  Written without a division; strict, so that a token the target forbids is never kept, not even at u = 0. With
+  `lenience` below 1 the draft's probability is multiplied by it before it is compared.
   """
   target_BM = prob_of(target_probs_BTV[:, :draft.width], draft.tokens_BM)
-  kept_BM = uniform_BM * draft.prob_of_tokens() < target_BM
+  draft_BM = draft.prob_of_tokens()
+  if lenience != 1:
+    draft_BM = lenience * draft_BM
+  kept_BM = uniform_BM * draft_BM < target_BM
   kept_BM &= jnp.arange(draft.width) < draft.count_B[:, None]
   return jnp.sum(jnp.cumprod(kept_BM.astype(jnp.int32), axis=1), axis=1)
 
@@ -45,16 +49,34 @@ def _draft_law_at(draft: Draft, index_B: Array, vocab: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Rejection:
-  """Lossless for every draft law, given the law the tokens were really drawn from."""
+  """Lossless for every draft law, given the law the tokens were really drawn from, unless it is lenient.
 
-  name = 'rejection'
-  lossless = True
+  Attributes:
+    lenience: l of Leviathan et al. (2023), appendix A.5, in (0, 1]. Below 1 a tested token is kept with probability
+      sum min(target / l, draft), and no token is emitted with more than target / l: lossy. Laws of temperature 0 are
+      one-hot, and there it changes nothing.
+  """
+
+  lenience: float = 1.0
+
   draft_purpose = rng.Purpose.DRAFT
   trees, laws = False, True
   by_step = False
 
+  def __post_init__(self):
+    if not 0 < self.lenience <= 1:
+      raise ValueError(f'lenience must lie in (0, 1], got {self.lenience}')
+
+  @property
+  def name(self) -> str:
+    return 'rejection' if self.lossless else f'rejection, lenience {self.lenience:g}'
+
+  @property
+  def lossless(self) -> bool:
+    return self.lenience == 1
+
   def __call__(self, row_key_B: Array, position_B: Array, draft: Draft, target_probs_BTV: Array) -> Verdict:
     uniform_BM = rng.uniforms(row_key_B, position_B, draft.width, rng.Purpose.ACCEPT)
-    num_accepted_B = num_accepted(uniform_BM, draft, target_probs_BTV)
+    num_accepted_B = num_accepted(uniform_BM, draft, target_probs_BTV, self.lenience)
     law_BV = next_law(draft, target_probs_BTV, num_accepted_B)
     return Verdict(num_accepted_B, rng.draw(row_key_B, position_B + num_accepted_B, law_BV, rng.Purpose.EMIT))

@@ -9,9 +9,10 @@ from specdec.drafters.lookup import Lookup
 from specdec.drafters.lookup_tree import LookupTree
 from specdec.drafters.medusa import Medusa, MedusaParams
 from specdec.drafters.model import Model
+from specdec.drafters.ngram import Ngram, NgramLaws
 from specdec.drafters.protocol import Drafter
 from specdec.drafters.simulated import Simulated
 
 __all__ = [
     'Drafter', 'Dynamic', 'Eagle', 'Empty', 'Hybrid', 'Lookup', 'LookupTree', 'Medusa', 'MedusaParams', 'Model',
-    'ReducedModel', 'Simulated']
+    'Ngram', 'NgramLaws', 'ReducedModel', 'Simulated']
