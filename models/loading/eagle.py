@@ -16,10 +16,12 @@ import os
 from pathlib import Path
 
 from flax import nnx
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 import numpy as np
 
+from models.abstract import abstract_module
 from models.config import EagleConfig
 from models.decoder import Decoder
 from models.eagle import EagleHead
@@ -36,6 +38,7 @@ from models.sharding import sharding_of
 
 LAYER = {1: 'layers.0', 3: 'midlayer'}
 EMBEDDING = 'embed_tokens.weight'
+ENTERED = 'eagle_aux_hidden_state_layer_ids'
 RULES = {rule.path: rule for rule in (
     Rule('fc', ('fc.weight',), (), columns=1),
     Rule('fc_bias', ('fc.bias',), ()),
@@ -69,17 +72,10 @@ def load_eagle(path: str | os.PathLike, target: Decoder, dtype: str = 'float32',
   Raises:
     InputError: one line that names the file and the tensor or field at fault.
   """
-  path = Path(path)
-  source = open_head(path)
-  config = read_config(path, source, target)
-  changes = dict(dtype=float_dtype(dtype), attention_block=target.config.attention_block, split=target.config.split)
-  config = dataclasses.replace(config, decoder=dataclasses.replace(config.decoder, **changes | decoder_changes))
-  plan = _plan(source, config)
+  source, config, plan = checked_head(path, target, dtype, **decoder_changes)
   ids = read_draft_ids(source, config.draft_vocab, config.decoder.vocab_size)
   decoder, times = with_repeats(config.decoder, mesh)
-  graph, abstract = nnx.split(nnx.eval_shape(lambda: EagleHead(dataclasses.replace(config, decoder=decoder),
-                                                               nnx.Rngs(0))))
-  leaves = dict(nnx.to_flat_state(abstract))
+  graph, leaves = abstract_module(lambda: EagleHead(dataclasses.replace(config, decoder=decoder), nnx.Rngs(0)))
   put = lambda path, x: place(x, None if mesh is None else sharding_of(mesh, decoder.split)(path, x.shape))
   for param_path, assignment in plan.items():
     parameter = repeat_kv_heads(param_path, assignment.read(source, np.dtype(config.decoder.dtype)), times)
@@ -89,8 +85,30 @@ def load_eagle(path: str | os.PathLike, target: Decoder, dtype: str = 'float32',
   return nnx.merge(graph, nnx.from_flat_state(leaves.items()))
 
 
-def save_eagle(head: EagleHead, directory: str | os.PathLike):
+def checked_head(path: str | os.PathLike, target: Decoder, dtype: str = 'float32',
+                 **decoder_changes) -> tuple[TensorFile, EagleConfig, dict[tuple, Assignment]]:
+  """The file of `load_eagle`, the shapes of its head, and where each parameter is; only `embed_tokens` is read.
+
+  Not even that, if the target is shapes alone: a table with the target's shape is then taken for the target's.
+
+  Raises:
+    InputError: see `load_eagle`.
+  """
+  path = Path(path)
+  source = open_head(path)
+  config = read_config(path, source, target)
+  changes = dict(dtype=float_dtype(dtype), attention_block=target.config.attention_block, split=target.config.split)
+  config = dataclasses.replace(config, decoder=dataclasses.replace(config.decoder, **changes | decoder_changes))
+  return source, config, _plan(source, config)
+
+
+def save_eagle(head: EagleHead, directory: str | os.PathLike, taps: tuple[int, ...] = ()):
   """Writes config.json and model.safetensors, in the dtype of the parameters.
+
+  Args:
+    head: the head.
+    directory: made if need be.
+    taps: layers of the target that it reads, to be named in config.json.
 
   Raises:
     InputError: if the directory cannot be written, or the layout has no such head.
@@ -109,6 +127,8 @@ def save_eagle(head: EagleHead, directory: str | os.PathLike):
     fields['bias'] = config.fc_bias
   else:
     fields |= dict(architectures=['LlamaForCausalLMEagle3'], target_hidden_size=config.features // config.num_taps)
+  if taps:
+    fields['eagle_config'] = {ENTERED: [tap + 1 for tap in taps]}
   try:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
@@ -142,18 +162,22 @@ def read_taps(path: str | os.PathLike, num_layers: int) -> tuple[int, ...]:
   path = Path(path)
   if _version(open_head(path)) == 1:
     return ()
-  fields = Fields(path / 'config.json', read_json(path / 'config.json')).sub('eagle_config')
-  name = 'eagle_aux_hidden_state_layer_ids'
-  taps = tuple(EagleConfig.published_taps(num_layers))
-  if name in fields.fields:
-    entered = fields.get(name, list)
-    if not all(type(layer) is int for layer in entered):
-      raise fields.fail(name, 'a list of layers is')
-    taps = tuple(sorted(layer - 1 for layer in entered))
+  named = _named_taps(Fields(path / 'config.json', read_json(path / 'config.json')))
+  taps = tuple(EagleConfig.published_taps(num_layers)) if named is None else named
   if len(set(taps)) != 3 or min(taps) < 0 or max(taps) >= num_layers:
     raise InputError(f'{path}: the head reads the outputs of layers {taps}, and the target has {num_layers} layers: '
                      'use the head of this target')
   return taps
+
+
+def _named_taps(config: Fields) -> tuple[int, ...] | None:
+  fields = config.sub('eagle_config')
+  if ENTERED not in fields.fields:
+    return None
+  entered = fields.get(ENTERED, list)
+  if not all(type(layer) is int for layer in entered):
+    raise fields.fail(ENTERED, 'a list of layers is')
+  return tuple(sorted(layer - 1 for layer in entered))
 
 
 def _version(source: TensorFile) -> int:
@@ -176,6 +200,10 @@ def read_config(path: Path, source: TensorFile, target: Decoder) -> EagleConfig:
   if (decoder.vocab_size, its) != (theirs.vocab_size, theirs.width):
     raise InputError(f'{file}: the head is made for a target with {decoder.vocab_size} tokens and vectors of {its}, '
                      f'this one has {theirs.vocab_size} and {theirs.width}: use the head of this target')
+  taps = _named_taps(fields)
+  if taps and theirs.taps and taps != tuple(sorted(theirs.taps)):
+    raise InputError(f'{file}: the head reads the outputs of layers {taps} of the target, not {theirs.taps}: set '
+                     f'drafter.taps={taps}')
   has_bias = 'fc.bias' in source.shapes
   if fields.get('bias', bool, has_bias) != has_bias:
     raise fields.fail('bias', f"{source.path} has {'a' if has_bias else 'no'} tensor 'fc.bias'")
@@ -199,6 +227,8 @@ def _own_embedding(source: TensorFile, width: int, target: Decoder) -> bool:
   embed_VD = target.embed.get_value()
   if source.shapes[EMBEDDING] != embed_VD.shape or source.problem(EMBEDDING):
     return True
+  if isinstance(embed_VD, jax.ShapeDtypeStruct):
+    return False
   mine = place(source.read(EMBEDDING).astype(embed_VD.dtype), embed_VD.sharding)
   return not bool(jnp.array_equal(mine, embed_VD))
 

@@ -19,6 +19,7 @@ from flax import nnx
 from jax.sharding import Mesh
 import numpy as np
 
+from models.abstract import abstract_module
 from models.config import MedusaConfig
 from models.errors import InputError
 from models.heads import MedusaHeads
@@ -48,21 +49,32 @@ def load_medusa(path: str | os.PathLike, width: int, vocab_size: int, dtype: str
   Raises:
     InputError: one line that names the file and the tensor or field at fault.
   """
-  path = Path(path)
-  source = open_heads(path)
-  prefix, config = _read_shape(source, width, vocab_size, float_dtype(dtype))
+  source, config, names = checked_heads(path, width, vocab_size, dtype)
   ids = read_draft_ids(source, config.draft_vocab, vocab_size)
-  base = _check_config(path, config) if path.is_dir() else ''
-  graph, abstract = nnx.split(nnx.eval_shape(lambda: MedusaHeads(config, nnx.Rngs(0))))
-  leaves = dict(nnx.to_flat_state(abstract))
-  names = {param_path: prefix + tensor_name(param_path, config.num_layers) for param_path in leaves
-           if param_path != ('draft_ids',)}
-  _check_tensors(source, prefix, {name: leaves[param_path].shape for param_path, name in names.items()}, base)
+  graph, leaves = abstract_module(lambda: MedusaHeads(config, nnx.Rngs(0)))
   for param_path, leaf in leaves.items():
     parameter = source.read(names[param_path]).astype(leaf.dtype) if param_path in names else ids
     sharding = sharding_of(mesh)(param_path, parameter.shape) if mesh is not None else None
     leaves[param_path] = leaf.replace(place(parameter, sharding))
   return nnx.merge(graph, nnx.from_flat_state(leaves.items()))
+
+
+def checked_heads(path: str | os.PathLike, width: int, vocab_size: int,
+                  dtype: str = 'float32') -> tuple[TensorFile, MedusaConfig, dict[tuple, str]]:
+  """The file of `load_medusa`, the shapes of its heads, and which tensor each parameter is; no tensor is read.
+
+  Raises:
+    InputError: see `load_medusa`.
+  """
+  path = Path(path)
+  source = open_heads(path)
+  prefix, config = _read_shape(source, width, vocab_size, float_dtype(dtype))
+  base = _check_config(path, config) if path.is_dir() else ''
+  _, leaves = abstract_module(lambda: MedusaHeads(config, nnx.Rngs(0)))
+  names = {param_path: prefix + tensor_name(param_path, config.num_layers) for param_path in leaves
+           if param_path != ('draft_ids',)}
+  _check_tensors(source, prefix, {name: leaves[param_path].shape for param_path, name in names.items()}, base)
+  return source, config, names
 
 
 def save_medusa(heads: MedusaHeads, directory: str | os.PathLike, base_model: str = ''):

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 import numpy as np
 
 from models.abstract import abstract_decoder
+from models.config import DecoderConfig
 from models.decoder import Decoder
 from models.errors import InputError
 from models.kv_heads import repeat_kv_heads, with_repeats
@@ -27,6 +28,7 @@ from models.loading.draft_ids import map_tensors, mapped_vocab, read_draft_ids
 from models.loading.export import hf_config as to_hf_config
 from models.loading.hf_config import decoder_config
 from models.loading.load import float_dtype, place
+from models.loading.name_maps import TensorFile
 from models.loading.safetensors import SafetensorsDirectory, read_json, write_safetensors
 from models.sharding import constrain, sharding_of
 
@@ -75,21 +77,16 @@ def load_reduced(path: str | os.PathLike, target: Decoder, dtype: str = 'float32
   Raises:
     InputError: one line that names the file and the tensor or field at fault.
   """
-  path = Path(path)
-  source, config, ids_U = _checked(path, target)
-  config = dataclasses.replace(config, dtype=float_dtype(dtype), **config_changes)
+  source, config, plan = checked_draft(path, target, dtype, **config_changes)
+  ids_U = read_draft_ids(source, num_drafted(source, config), config.vocab_size)
   placed, times = with_repeats(config, mesh)
   graph, leaves = abstract_decoder(placed)
-  shapes = {param_path: leaf.shape for param_path, leaf in abstract_decoder(config)[1].items() if param_path != EMBED}
-  shapes[HEAD] = (len(ids_U), config.width)
-  if 'head' in read_json(path / CONFIG)[BORROWS]:
-    del shapes[HEAD]
-  for param_path, assignment in name_maps.assign(source, 'hf', config, shapes).items():
+  for param_path, assignment in plan.items():
     parameter = repeat_kv_heads(param_path, assignment.read(source, np.dtype(config.dtype)), times)
     sharding = None if mesh is None else sharding_of(mesh, config.split)(param_path, parameter.shape)
     leaves[param_path] = leaves[param_path].replace(place(parameter, sharding))
   leaves[EMBED] = target.embed
-  if HEAD not in shapes:
+  if HEAD not in plan:
     leaves[HEAD] = nnx.Param(head_rows(target, ids_U, config.split))
   return nnx.merge(graph, nnx.from_flat_state(leaves.items())), ids_U
 
@@ -100,11 +97,28 @@ def head_rows(target: Decoder, ids_U: np.ndarray | jax.Array, split: bool = True
   return rows_of(target.lm_head, ids_U)
 
 
-def _checked(path: Path, target: Decoder):
-  """File, config and ids, once they fit the target."""
+def checked_draft(path: str | os.PathLike, target: Decoder, dtype: str = 'float32',
+                  **config_changes) -> tuple[TensorFile, DecoderConfig, dict[tuple, name_maps.Assignment]]:
+  """The file of `load_reduced`, the draft's config, and where each parameter is; no tensor is read.
+
+  What is borrowed is nowhere: the LM head is, unless it is among the parameters.
+
+  Raises:
+    InputError: see `load_reduced`.
+  """
+  path = Path(path)
   source, config, theirs = SafetensorsDirectory(path), decoder_config(path), target.config
   if (config.vocab_size, config.width) != (theirs.vocab_size, theirs.width):
     raise InputError(f'{path / CONFIG}: the draft is made for a target with {config.vocab_size} tokens and vectors of '
                      f'{config.width}, this one has {theirs.vocab_size} and {theirs.width}: use a draft of this target')
-  ids_U = read_draft_ids(source, mapped_vocab(source) or config.vocab_size, config.vocab_size)
-  return source, dataclasses.replace(config, tied_embedding=False), ids_U
+  config = dataclasses.replace(config, tied_embedding=False, dtype=float_dtype(dtype), **config_changes)
+  shapes = {param_path: leaf.shape for param_path, leaf in abstract_decoder(config)[1].items() if param_path != EMBED}
+  shapes[HEAD] = (num_drafted(source, config), config.width)
+  if 'head' in read_json(path / CONFIG)[BORROWS]:
+    del shapes[HEAD]
+  return source, config, name_maps.assign(source, 'hf', config, shapes)
+
+
+def num_drafted(source: TensorFile, config: DecoderConfig) -> int:
+  """U."""
+  return mapped_vocab(source) or config.vocab_size
