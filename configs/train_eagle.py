@@ -4,8 +4,9 @@
     python -m launch.train --config=configs/train_eagle.py
     python -m launch.bench --config=configs/smollm2.py:eagle --config.drafter.source=results/train_eagle/model
 
-Variants: `unrolled` (the head reads its own guesses in training, as EAGLE-3 does: what the project ships) and `eagle1`
-(the loss of the first paper: features and .1 of the law, with noise).
+Variants: `unrolled` (the head reads its own guesses in training, as EAGLE-3 does: what the project ships), `eagle1`
+(the loss of the first paper: features and .1 of the law, with noise) and `eagle3` (reads three layers and has an LM
+head of its own; it decodes with --config.drafter.version=3 --config.drafter.taps="(1,14,26)").
 """
 
 from ml_collections import ConfigDict
@@ -15,6 +16,8 @@ LOSSES = {
                  'noise': 0.0, 'decay': 0.8, 'roots': 192},
     'eagle1': {'steps': 1, 'token_loss': 'cross_entropy', 'labels': 'law', 'token_weight': 0.1, 'feature_weight': 1.0,
                'noise': 0.1, 'decay': 1.0, 'roots': 192},
+    'eagle3': {'steps': 4, 'token_loss': 'kl', 'labels': 'law', 'token_weight': 1.0, 'feature_weight': 0.0,
+               'noise': 0.0, 'decay': 0.8, 'roots': 192},
 }
 
 
@@ -24,8 +27,8 @@ def get_config(variant: str = 'unrolled') -> ConfigDict:
   config = ConfigDict({
       'target': {'source': 'embedded', 'dtype': 'float32'},
       'draft': {
-          'version': 1,  # 3 reads `taps` of the target, and needs loss.feature_weight=0 and no kept vectors
-          'taps': (),
+          'version': 3 if variant == 'eagle3' else 1,
+          'taps': (1, 14, 26) if variant == 'eagle3' else (),  # layers that version 3 reads: low, middle, high
           'vocab': 8192,  # most frequent tokens of the answers; 0 for all
           'levels': 4,  # of the chain that is measured on held-out texts
           'dtype': 'bfloat16',  # of the file
@@ -33,7 +36,8 @@ def get_config(variant: str = 'unrolled') -> ConfigDict:
       'loss': LOSSES[variant],
       'data': {
           'corpus': 'results/corpus', 'row_tokens': 320,
-          'keep_vectors': True,  # compute the target's vectors once, and keep them in the corpus for all drafts
+          # compute the target's vectors once, and keep them in the corpus for all drafts; not of layers
+          'keep_vectors': variant != 'eagle3',
       },
       'train': {
           'objective': 'eagle', 'directory': 'results/train_eagle', 'steps': 1300, 'batch': 16, 'accumulate': 4,

@@ -1,7 +1,8 @@
 """Training of a draft on a corpus of the target's answers, from a config: Medusa heads, an EAGLE head, a small model.
 
 Sections besides `train` and `mesh`: `target` (as of a command that decodes), `draft` (what is trained), `loss` (the
-fields of the objective) and `data` (`corpus`, a directory that `experiments.make_corpus` wrote, and `row_tokens`).
+fields of the objective), `data` (`corpus`, a directory that `experiments.make_corpus` wrote, and `row_tokens`) and,
+where the target is trained too, `backbone` (how). Such a target lies in model/target, a checkpoint of ours.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +18,11 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
+import optax
 
 from launch import distributed
 from launch.build import build_model, check_layers, given_by
+from launch.convert import copy_tokenizer
 from launch.corpus import Text, frequent_tokens, read_texts, rows
 from launch.evaluation_texts import check_clean
 from launch.recipe import Recipe, train_config
@@ -28,9 +31,13 @@ from models.decoder import Decoder
 from models.eagle import EagleHead
 from models.errors import InputError
 from models.heads import MedusaHeads
+from models.loading import embedded_model, orbax
 from models.loading.eagle import save_eagle
+from models.loading.load import float_dtype
 from models.loading.medusa import save_medusa
 from models.loading.reduced import head_rows, save_reduced
+from models.sequence import stack, unstack
+from models.sharding import put_whole, shardings
 from specdec.training.acceptance import measured_ranks, simulated_tokens_per_pass
 from specdec.training.config import TrainConfig
 from specdec.training.distill import DistillObjective
@@ -38,9 +45,12 @@ from specdec.training.eagle import EagleObjective
 from specdec.training.frozen import Frozen, split
 from specdec.training.held_out import HeldOut
 from specdec.training.kept_vectors import with_vectors
-from specdec.training.medusa import MedusaObjective
+from specdec.training.lora import new_adapter
+from specdec.training.medusa import BACKBONE, HEADS, JointObjective, MedusaObjective, learning_rates
 from specdec.training.optimizer import adamw
 from specdec.training.rows import Row
+from specdec.training.schedule import learning_rate
+from specdec.training.step import cast
 from specdec.tree import TreeSpec
 
 STREAM = 30.0  # size of the residual stream before the last layer: 24 to 35 in SmolLM2-135M
@@ -48,6 +58,7 @@ STREAM = 30.0  # size of the residual stream before the last layer: 24 to 35 in 
 # head that begins with random weights, 17 % of one that begins with the whole of each.
 BEGIN = (0.2, 0.15, 0.3)
 MARK = 'config.json'  # a directory of a draft that has it is finished
+TARGET = 'target'  # in it, where the target was trained too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +68,18 @@ class Trained:
   Attributes:
     objective, trainable, frozen: of the `Trainer`.
     levels: guesses in a row.
-    save: trained parameters and directory.
+    save: trained parameters and directory; the first process calls it.
+    optimizer: from the schedule.
+    changed: the target that was trained too, from the trained parameters.
   """
 
   objective: Any
-  trainable: nnx.State
+  trainable: Any
   frozen: Frozen
   levels: int
   save: Callable[[Any, Path], None]
+  optimizer: Callable[[TrainConfig], optax.GradientTransformation] = adamw
+  changed: Callable[[Any], Decoder] | None = None
 
 
 def recipe(make: Callable[[ConfigDict, Decoder, int, np.ndarray | None], Trained], config: ConfigDict) -> Recipe:
@@ -99,9 +114,9 @@ def recipe(make: Callable[[ConfigDict, Decoder, int, np.ndarray | None], Trained
     packed, kept_back = (keep(some, f'{config.data.corpus}/vectors_{name}_{config.data.row_tokens}')
                          for name, some in (('training', packed), ('held_out', kept_back)))
   return Recipe(
-      objective=trained.objective, optimizer=adamw(schedule), trainable=trained.trainable, frozen=trained.frozen,
-      rows=packed, config=schedule, evaluate=evaluation(trained, kept_back, schedule),
-      save=lambda parameters, directory: _whole_or_not(trained.save, parameters, directory))
+      objective=trained.objective, optimizer=trained.optimizer(schedule), trainable=trained.trainable,
+      frozen=trained.frozen, rows=packed, config=schedule, evaluate=evaluation(trained, kept_back, schedule),
+      save=functools.partial(_save, trained, str(config.target.source)))
 
 
 def evaluation(trained: Trained, held_out: Sequence[Row], schedule: TrainConfig) -> Callable[[Any], dict[str, float]]:
@@ -129,45 +144,100 @@ def _say(training: Sequence[Text], held_out: Sequence[Text], packed: Sequence[Ro
         f'out{known}', file=sys.stderr, flush=True)
 
 
-def _whole_or_not(save: Callable[[Any, Path], None], parameters: Any, directory: Path) -> None:
+def _save(trained: Trained, source: str, parameters: Any, directory: Path) -> None:
   """A directory that is there is finished."""
-  unfinished = directory.with_name(f'{directory.name}.part')
-  if jax.process_index() == 0:
+  unfinished, first = directory.with_name(f'{directory.name}.part'), jax.process_index() == 0
+  if first:
     shutil.rmtree(unfinished, ignore_errors=True)
-    save(parameters, unfinished)
+  if trained.changed is not None:
+    _save_target(trained.changed(parameters), source, unfinished / TARGET)
+  if first:
+    trained.save(parameters, unfinished)
     unfinished.rename(directory)
+
+
+def _save_target(target: Decoder, source: str, directory: Path) -> None:
+  """With the tokenizer of the target that it was; every process calls it."""
+  orbax.prepare(directory)
+  if jax.process_index() == 0:
+    copy_tokenizer(embedded_model() if source == 'embedded' else Path(source), directory / orbax.TOKENIZER)
+  orbax.save_decoder(directory, target)
 
 
 # What is trained
 
 
-def medusa(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarray | None) -> Trained:
-  """Heads that borrow the target's LM head."""
-  section = config.draft
-  shape = MedusaConfig(section.num_heads, target.config.width, target.vocab_size, section.num_layers, own_head=False,
-                       draft_vocab=None if ids_U is None else len(ids_U))
-  heads = _with_ids(MedusaHeads(shape, nnx.Rngs(config.train.seed)), ids_U)
-  graph, trainable, rest = split(heads)
+def medusa(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarray | None,
+           made_for: str | None = None) -> Trained:
+  """Heads that borrow the target's LM head; their files name the target, or what else they are made for."""
+  section, made_for = config.draft, made_for or str(config.target.source)
+  shape = MedusaConfig(section.num_heads, target.config.width, target.vocab_size, section.num_layers, False,
+                       config.train.dtype, None if ids_U is None else len(ids_U))
+  heads = _placed(_with_ids(MedusaHeads(shape, nnx.Rngs(config.train.seed)), ids_U))
+  graph, trainable, rest = _parts(heads, config.train.dtype)
   objective = MedusaObjective(graph, num_tokens, **config.loss)
   save = lambda parameters, directory: save_medusa(
-      _stored(nnx.merge(graph, parameters, rest), section.dtype), directory, str(config.target.source))
+      _stored(nnx.merge(graph, parameters, rest), section.dtype), directory, made_for)
   return Trained(objective, trainable, Frozen(target, rest), section.num_heads, save)
+
+
+def medusa2(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarray | None) -> Trained:
+  """Heads, and the target that they borrow the LM head of: its weights, or an adapter that is merged at the end."""
+  _check_backbone(config)
+  section, alone, base = config.backbone, medusa(config, target, num_tokens, ids_U, TARGET), stack(target)
+  adapter = section.get('adapter')
+  objective = JointObjective(
+      alone.objective, adapter and adapter.alpha / adapter.rank, section.labels, section.weight,
+      config.train.steps if section.ramp else 0, section.remat)
+  if config.data.keep_vectors and not objective.reads_law:
+    raise InputError("data.keep_vectors: nothing is learnt from the target's vectors here; set it to False")
+  part = jax.tree.map(jnp.copy, cast(base, 'float32'))
+  if adapter:
+    part = new_adapter(base, adapter.rank, jax.random.key(config.train.seed))
+  frozen = Frozen(base if adapter or objective.reads_law else None, alone.frozen.rest)
+  return Trained(
+      objective, {HEADS: alone.trainable, BACKBONE: part}, frozen, alone.levels,
+      save=lambda parameters, directory: alone.save(parameters[HEADS], directory),
+      optimizer=lambda schedule: learning_rates(
+          learning_rate(schedule), section.heads_rate, functools.partial(adamw, schedule), section.heads_first,
+          schedule.warmup_steps),
+      changed=lambda parameters: _stored(unstack(objective.target(parameters[BACKBONE], frozen)), section.dtype))
+
+
+def _check_backbone(config: ConfigDict) -> None:
+  if 'backbone' not in config:
+    raise InputError("train.objective='medusa2' reads the section backbone: see configs/train_medusa.py:medusa2")
+  section, source = config.backbone, str(config.target.source)
+  if source.startswith('random:'):
+    raise InputError(f'target.source={source!r} has no tokenizer to go with the changed target: name a model on disk')
+  positive = ['weight', 'heads_rate'] + ['adapter.rank', 'adapter.alpha'] * ('adapter' in section)
+  for name in positive:
+    if not 0 < section[name] < float('inf'):
+      raise InputError(f'backbone.{name}={section[name]} must be positive')
+  if not 0 <= section.heads_first <= config.train.steps:
+    raise InputError(f'backbone.heads_first={section.heads_first} must lie in 0..train.steps={config.train.steps}')
+  float_dtype(section.dtype)
 
 
 def eagle(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarray | None) -> Trained:
   """A head whose layer begins as the target's last one; its projection lets the feature through, and the token."""
-  section = config.draft
-  layer = dataclasses.replace(target.config, num_layers=1, windows=(), taps=(), tied_embedding=False)
+  section, taps = config.draft, tuple(config.draft.taps)
+  if (section.version == 3) != bool(taps) or not all(0 <= tap < target.config.num_layers for tap in taps):
+    raise InputError(f'draft.version={section.version} and draft.taps={taps}: a head of version 3 reads some of the '
+                     f"target's layers 0..{target.config.num_layers - 1}, others read none")
+  layer = dataclasses.replace(target.config, num_layers=1, windows=(), taps=(), tied_embedding=False,
+                              dtype=config.train.dtype)
   shape = EagleConfig(layer, section.version, None if ids_U is None else len(ids_U), fc_bias=section.version == 1,
-                      num_taps=max(1, len(section.taps)))
-  head = _with_ids(EagleHead(shape, nnx.Rngs(config.train.seed)), ids_U)
+                      num_taps=max(1, len(taps)))
+  head = _stored(_with_ids(EagleHead(shape, nnx.Rngs(config.train.seed)), ids_U), 'float32')
   if section.version == 1:
     begin_as_last_layer(head, target)
-  graph, trainable, rest = split(head)
+  graph, trainable, rest = _parts(_placed(head), config.train.dtype)
   objective = EagleObjective(graph, num_tokens, **config.loss)
   if section.version == 3 and objective.feature_weight:
     raise InputError('feature_weight must be 0 for a head of version 3, which has no feature to be like')
-  save = lambda parameters, directory: save_eagle(_stored(nnx.merge(graph, parameters, rest), section.dtype), directory)
+  save = lambda parameters, directory: save_eagle(
+      _stored(nnx.merge(graph, parameters, rest), section.dtype), directory, taps)
   return Trained(objective, trainable, Frozen(target, rest), section.levels, save)
 
 
@@ -196,15 +266,21 @@ def draft(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarra
   known = np.arange(num_tokens, dtype=np.int32) if ids_U is None else ids_U
   model = cut.with_head(head_rows(target, known))
   borrowed = ('embed', 'head') if section.borrows_head else ('embed',)
-  graph, trainable, rest = split(jax.tree.map(jnp.copy, model), lambda path, _: path[0] not in borrowed)
-  rest['embed'] = target.embed
+  trained = lambda path, _: path[0] not in borrowed
+  graph, trainable, rest = _parts(jax.tree.map(jnp.copy, model), config.train.dtype, trained)
   objective = DistillObjective(graph, num_tokens, section.levels, **config.loss)
   save = lambda parameters, directory: save_reduced(
       _stored(nnx.merge(graph, parameters, rest), section.dtype), known, directory, section.borrows_head)
-  return Trained(objective, trainable, Frozen(target, rest, jnp.asarray(known)), section.levels, save)
+  return Trained(objective, trainable, Frozen(target, rest, put_whole(known)), section.levels, save)
 
 
-MAKERS = {'medusa': medusa, 'eagle': eagle, 'distill': draft}  # by train.objective
+MAKERS = {'medusa': medusa, 'medusa2': medusa2, 'eagle': eagle, 'distill': draft}  # by train.objective
+
+
+def _parts(module: nnx.Module, dtype: str, *trained: Any) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+  """`split`, with masters in float32 and the rest in what a pass computes in."""
+  graph, trainable, rest = split(module, *trained)
+  return graph, cast(trainable, 'float32'), cast(rest, dtype)
 
 
 def _with_ids(heads: EagleHead | MedusaHeads, ids_U: np.ndarray | None) -> EagleHead | MedusaHeads:
@@ -213,6 +289,15 @@ def _with_ids(heads: EagleHead | MedusaHeads, ids_U: np.ndarray | None) -> Eagle
   return heads
 
 
+def _placed(heads: EagleHead | MedusaHeads) -> EagleHead | MedusaHeads:
+  """Each array where it belongs on the mesh."""
+  mesh = jax.sharding.get_mesh()
+  if mesh.empty:
+    return heads
+  graph, state = nnx.split(heads)
+  return nnx.merge(graph, jax.device_put(state, shardings(state, mesh)))
+
+
 def _stored(module: nnx.Module, dtype: str) -> nnx.Module:
-  """The module in the dtype that files have."""
+  """The module in another dtype, such as that of files."""
   return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, module)

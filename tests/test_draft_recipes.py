@@ -23,6 +23,7 @@ from specdec.training.log import read_metrics
 from specdec.tree import TreeSpec
 
 CONFIGS = {'eagle': train_eagle.get_config, 'medusa': train_medusa.get_config, 'distill': train_draft.get_config}
+TAPS = (0, 1)
 ROW, STEPS = 48, 6
 
 
@@ -53,8 +54,10 @@ def corpus(tmp_path) -> Path:
 
 
 def config_of(kind: str, corpus: Path, name: str = 'run', **train_changes) -> ConfigDict:
-  config = CONFIGS[kind]()
+  config = train_eagle.get_config('eagle3') if kind == 'eagle 3' else CONFIGS[kind]()
   with config.unlocked():
+    if kind == 'eagle 3':
+      config.draft.taps = TAPS
     config.target.source = 'random:tiny_target'
     config.data.corpus, config.data.row_tokens = str(corpus), ROW
     config.draft.vocab, config.draft.dtype = 200, 'float32'
@@ -65,7 +68,7 @@ def config_of(kind: str, corpus: Path, name: str = 'run', **train_changes) -> Co
   return config
 
 
-@pytest.mark.parametrize('kind', CONFIGS)
+@pytest.mark.parametrize('kind', [*CONFIGS, pytest.param('eagle 3', marks=pytest.mark.slow)])
 def test_from_corpus_to_drafter(kind, corpus):
   """The loss falls, the log has what acceptance will be, and configs that decode load what comes out."""
   facts = train(config_of(kind, corpus, steps=12, learning_rate=3e-3))
@@ -76,8 +79,10 @@ def test_from_corpus_to_drafter(kind, corpus):
   config = tiny.get_config('none')
   section = {'source': facts['model'], 'dtype': 'float32', 'tree': ((0,), (1,), (0, 0)), 'children': 'top',
              'version': 1, 'taps': (), 'num_heads': 3, 'own_head': False, 'draft_vocab': ''}
+  if kind == 'eagle 3':
+    section |= {'version': 3, 'taps': TAPS}
   with config.unlocked():
-    config.drafter = section | {'name': 'model' if kind == 'distill' else kind}
+    config.drafter = section | {'name': 'model' if kind == 'distill' else kind.partition(' ')[0]}
     config.engine.gamma, config.accept.rule = 3, 'rejection' if kind == 'distill' else 'multiround'
   session = Session.from_config(config)
   prompt = Prompt('it', '7 and so', False)
@@ -145,7 +150,10 @@ def test_refusals(corpus, tmp_path):
     train(config_of('eagle', tmp_path / 'leaky'))
   for changes, message in (({'loss': {'labels': 'words'}}, "labels='words' are unknown"),
                            ({'draft': {'vocab': 300}}, 'a draft vocabulary of 300 tokens: the target has'),
-                           ({'draft': {'version': 3, 'taps': (0, 1)}}, 'feature_weight must be 0')):
+                           ({'draft': {'version': 3, 'taps': (0, 1)}}, 'feature_weight must be 0'),
+                           ({'draft': {'version': 3}}, r"reads some of the target's layers 0\.\.1"),
+                           ({'draft': {'taps': (0,)}}, 'others read none'),
+                           ({'draft': {'version': 3, 'taps': (1, 2)}}, r'draft\.taps=\(1, 2\)')):
     config = config_of('eagle', corpus)
     with config.unlocked():
       config.update(changes)

@@ -15,6 +15,7 @@ from models.config import EagleConfig, MedusaConfig
 from models.decoder import Decoder
 from models.eagle import EagleHead, EagleWeights
 from models.heads import MedusaHeads
+from models.sequence import stack
 from specdec.drafters import Eagle, Medusa, MedusaParams, Model, ReducedModel
 from specdec.engine import Engine, Params, context_of
 from specdec.training.acceptance import measured_ranks, simulated_tokens_per_pass
@@ -300,10 +301,8 @@ def test_a_trained_draft_is_accepted():
 def test_joint_training_moves_the_target_and_the_heads():
   """Medusa-2: the target's own loss starts at 0, both parts get gradients, the heads a rate of their own."""
   heads, trainable, frozen = setting('medusa', head_of('medusa'))
-  graph, backbone, _ = split(target())
-  joint = JointObjective(heads, graph, weight=0.2)
-  trained = {HEADS: trainable, BACKBONE: backbone}
-  batch = batch_of(texts())
+  joint, batch = JointObjective(heads, labels='law', weight=0.2), batch_of(texts())
+  trained, frozen = {HEADS: trainable, BACKBONE: stack(target())}, frozen.replace(target=stack(target()))
   (total, sums), grads = jax.jit(jax.value_and_grad(joint.loss, has_aux=True))(trained, frozen, batch, KEY)
   alone, _ = heads.loss(trainable, frozen, batch, KEY)
   np.testing.assert_allclose(sums['own'], 0, atol=1e-3)

@@ -18,6 +18,7 @@ from specdec.training.checkpoints import Checkpoints
 from specdec.training.config import TrainConfig
 from specdec.training.log import read_metrics
 from specdec.training.optimizer import adamw
+from specdec.training.rows import batches
 from specdec.training.step import first_state, gradients
 from specdec.training.trainer import DivergedError, StoppedError, Trainer
 
@@ -203,6 +204,33 @@ def test_bfloat16_with_float32_masters():
 def test_masters_must_be_float32():
   with pytest.raises(InputError, match='float32, not in bfloat16'):
     Trainer(Squares(), optax.sgd(1.0), {'w': jnp.ones(WIDTH, jnp.bfloat16)}, None, DATA, CONFIG, None)
+
+
+def test_batches_of_one_row():
+  """Epoch after epoch, each in an order of its own."""
+  rows = batches([{'x': np.array(i)} for i in range(4)], 1, 3)
+  epochs = [[int(next(rows)['x'][0]) for _ in range(4)] for _ in range(3)]
+  assert all(sorted(epoch) == [0, 1, 2, 3] for epoch in epochs) and len(set(map(tuple, epochs))) > 1
+
+
+class Growing:
+  """Its loss is the number of the step."""
+
+  def __init__(self, step: Array | float = -1.0):
+    self.step = step
+
+  def at_step(self, step: Array) -> 'Growing':
+    return Growing(step + 1.0)
+
+  def loss(self, trainable: Any, frozen: Any, batch: dict[str, Array], key: Array) -> tuple[Array, dict[str, Array]]:
+    return self.step + 0 * jnp.sum(trainable['w']), {'count': jnp.ones(())}
+
+
+def test_an_objective_that_changes(tmp_path):
+  """That of each step is asked for."""
+  config = dataclasses.replace(CONFIG, steps=3, log_every=1, warmup_steps=0, save_every=0)
+  Trainer(Growing(), optax.sgd(0.1), {'w': jnp.ones(2)}, None, DATA, config, str(tmp_path)).run()
+  assert [row['loss'] for row in read_metrics(tmp_path)] == [1, 2, 3]
 
 
 def test_fewer_rows_than_a_batch():

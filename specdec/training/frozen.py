@@ -20,6 +20,8 @@ import jax.numpy as jnp
 
 from models.decoder import Decoder
 from models.protocol import Output
+from models.sequence import Stack, Vectors
+from models.sharding import constrain
 
 ROWS = 512  # vectors whose logits over the whole vocabulary are in memory at once
 
@@ -29,13 +31,14 @@ class Frozen:
   """What is not trained.
 
   Attributes:
-    target: reads its cache at once (`attention_block` None), so that gradients pass where its layers are shared.
+    target: reads its cache at once (`attention_block` None), so that gradients pass where its layers are shared. Of
+      one that is trained too, the target as it was, or None where that is never asked.
     rest: parameters and ids of the draft that stay as they are.
     ids_U: the target's ids of the tokens that a draft model may say, ascending; None for all, and for heads, which hold
       their own.
   """
 
-  target: Decoder
+  target: Decoder | Stack | None
   rest: nnx.State
   ids_U: Array | None = None
 
@@ -70,14 +73,20 @@ def over_rows(model: Decoder, batch: dict[str, Array], logits: bool = True) -> O
                model.init_cache(batch_size, width), rows_BR)
 
 
-def observe(target: Decoder, batch: dict[str, Array], num_tokens: int) -> Seen:
+def observe(target: Decoder | Stack, batch: dict[str, Array], num_tokens: int) -> Seen:
   """What the target says about the rows; nothing is differentiated through it."""
   if 'hidden' in batch:
     return Seen(batch['hidden'].astype(jnp.float32), batch['log_total'])
   with jax.named_scope('target'):
-    output = over_rows(target, batch, logits=False)
+    output = _vectors(target, batch)
     log_total_BT = log_totals(target.lm_head[:num_tokens], output.hidden_BTD)
   return jax.lax.stop_gradient(Seen(output.hidden_BTD, log_total_BT, output.taps_BTF))
+
+
+def _vectors(target: Decoder | Stack, batch: dict[str, Array]) -> Output | Vectors:
+  if isinstance(target, Stack):
+    return target(batch['tokens'], batch['positions'], batch['segments'])
+  return over_rows(target, batch, logits=False)
 
 
 def log_totals(lm_head_VD: Array, hidden_BTD: Array) -> Array:
@@ -91,9 +100,15 @@ def log_totals(lm_head_VD: Array, hidden_BTD: Array) -> Array:
   return jax.lax.map(one, vectors_PD, batch_size=min(ROWS, len(vectors_PD))).reshape(hidden_BTD.shape[:2])
 
 
-def rows_of_head(target: Decoder, ids_U: Array | None, num_tokens: int) -> Array:
-  """[U, D]: of the target's LM head, for the tokens that can be drafted."""
-  return target.lm_head[:num_tokens] if ids_U is None else jnp.take(target.lm_head, ids_U, axis=0)
+def rows_of_head(target: Decoder | Stack, ids_U: Array | None, num_tokens: int) -> Array:
+  """[U, D]: of the target's LM head, for the tokens that can be drafted.
+
+  Raises:
+    InputError: if the axis `model` does not divide U.
+  """
+  if ids_U is None:
+    return target.lm_head[:num_tokens]
+  return constrain(jnp.take(target.lm_head, ids_U, axis=0), 'VD')
 
 
 def split(module: nnx.Module, *trained: Any) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:

@@ -20,8 +20,13 @@ def decayed(tree: Any) -> Any:
   return jax.tree_util.tree_map_with_path(is_decayed, tree)
 
 
-def adamw(config: TrainConfig) -> optax.GradientTransformation:
-  """Clips the gradient of all parameters together, then AdamW; decay is scaled by the learning rate."""
+def adamw(config: TrainConfig, rate: optax.Schedule | None = None) -> optax.GradientTransformation:
+  """Clips the gradient of all parameters together, then AdamW; decay is scaled by the learning rate.
+
+  Args:
+    config: of the run.
+    rate: in the place of `schedule.learning_rate`.
+  """
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
   return optax.chain(clip, optax.adamw(
-      learning_rate(config), b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay, mask=decayed))
+      rate or learning_rate(config), b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay, mask=decayed))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, np.ndarray]
 PREFETCH = 4  # batches that are made while the device works
+EPOCHS = 1 << 32  # more than any run has; without a number grain cannot count batches of one row
 
 
 def batches(rows: 'grain.MapDataset | Sequence[Row]', batch: int, seed: int) -> 'grain.DatasetIterator':
@@ -27,7 +28,7 @@ def batches(rows: 'grain.MapDataset | Sequence[Row]', batch: int, seed: int) -> 
   if len(rows) < batch:
     raise InputError(f'{len(rows)} rows of data do not fill a batch of train.batch={batch}: lower it, or add data')
   dataset = rows if isinstance(rows, grain.MapDataset) else grain.MapDataset.source(rows)
-  dataset = dataset.seed(seed).shuffle().repeat().batch(batch)
+  dataset = dataset.seed(seed).shuffle().repeat(EPOCHS).batch(batch)
   return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCH)))
 
 

@@ -1,6 +1,6 @@
 """One step of training as a pure function: gradients of all micro-batches together, then one update."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from flax import struct
 import jax
@@ -30,6 +30,15 @@ class Objective(Protocol):
       is divided by, over all micro-batches together, so that it does not matter how rows are cut into them; the others
       are sums too and are reported divided by 'count'.
     """
+    ...
+
+
+@runtime_checkable
+class Changing(Protocol):
+  """An objective that is another one in every step."""
+
+  def at_step(self, step: Array) -> Objective:
+    """What is minimised in the step after so many."""
     ...
 
 
@@ -65,6 +74,7 @@ def train_step(objective: Objective, optimizer: optax.GradientTransformation, co
                frozen: Any, batch: dict[str, Array]) -> tuple[TrainState, Array]:
   """The next state, and whether all is finite so far."""
   key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), state.step)
+  objective = objective.at_step(state.step) if isinstance(objective, Changing) else objective
   grads, sums = gradients(objective, config, state.trainable, frozen, batch, key)
   norm = optax.global_norm(grads)
   failed = state.failed | ~(jnp.isfinite(sums['loss']) & jnp.isfinite(norm))
