@@ -14,6 +14,8 @@ from launch.shapes import model_config
 from models.abstract import abstract_decoder
 from models.config import DecoderConfig
 from models.errors import InputError
+from models.loading.reduced import is_reduced, num_drafted
+from models.loading.safetensors import SafetensorsDirectory
 
 
 def roofline_ms(num_bytes: float, flops: float, chips: int, chip: Chip) -> float:
@@ -36,7 +38,11 @@ def cache_values(model: DecoderConfig, batch: int, capacity: int) -> int:
 def _draft(config: ConfigDict, target: DecoderConfig) -> DecoderConfig | None:
   """The model that drafts, if one does."""
   if config.drafter.name == 'model':
-    return model_config(config.drafter, config.engine.attention_block)
+    model = model_config(config.drafter, config.engine.attention_block)
+    if not is_reduced(config.drafter.source):
+      return model
+    num_draft = num_drafted(SafetensorsDirectory(config.drafter.source), model)
+    return dataclasses.replace(model, vocab_size=num_draft, tied_embedding=True)  # an LM head; embedded by the target
   if config.drafter.name in ('none', 'lookup'):
     return None
   if config.drafter.name != 'self':

@@ -20,11 +20,15 @@ from launch.drafter_fields import UNTRAINED, taps_of
 from models.abstract import abstract_module
 from models.config import DecoderConfig
 from models.decoder import Decoder
-from models.eagle import EagleWeights
+from models.eagle import EagleHead, EagleWeights
 from models.errors import InputError
+from models.heads import MedusaHeads
 from models.kv_heads import with_repeats
 from models.loading import embedded_model, orbax
+from models.loading.eagle import checked_head
 from models.loading.load import float_dtype, open_checkpoint
+from models.loading.medusa import checked_heads
+from models.loading.reduced import HEAD, checked_draft, is_reduced, num_drafted
 from models.sharding import sharding_of, spec
 from specdec import drafters
 
@@ -49,27 +53,24 @@ def abstract_draft(config: ConfigDict, section: ConfigDict, target: Decoder, mes
   """What the device holds for the drafter of a section (`launch.build_drafter`).
 
   Raises:
-    InputError: heads of a file, whose shapes are those of untrained ones; layers that the target does not have; a
-      drafter that is nothing to plan.
+    InputError: files that do not fit the target; layers that the target does not have; a drafter that is nothing to
+      plan.
   """
   match section.name:
     case 'self':
       check_layers(section.num_layers, target.config.num_layers)
       return _reduced(section, target.first_layers(section.num_layers), mesh)
+    case 'model' if is_reduced(section.source):
+      return _reduced_of_files(section, target, mesh, splits_draft(config))
     case 'model':
       draft = model_config(section, config.engine.attention_block)
       return _reduced(section, abstract_model(dataclasses.replace(draft, split=splits_draft(config)), mesh), mesh)
     case 'hybrid':
       return abstract_draft(config, section.of, target, mesh)
     case 'medusa' | 'eagle':
-      if section.source != UNTRAINED:
-        raise InputError(f'drafter.source={section.source!r}: heads are planned by their shapes alone: set it to '
-                         f'{UNTRAINED!r}')
       with given_by('drafter'):
-        heads = _placed(untrained_heads(section, target), mesh)
-      if section.name == 'eagle':
-        return EagleWeights.create(heads, target)
-      return drafters.MedusaParams(heads, None if section.own_head else target.lm_head)
+        heads = _placed(_heads(section, target, mesh), mesh)
+      return _with_borrowed(heads, target, mesh)
     case 'simulated':
       raise InputError("drafter.name='simulated' cannot be planned: it times an engine on this machine; use another")
   return None
@@ -78,11 +79,56 @@ def abstract_draft(config: ConfigDict, section: ConfigDict, target: Decoder, mes
 def _reduced(section: ConfigDict, draft: Decoder, mesh: Mesh) -> Decoder | drafters.ReducedModel:
   if not section.draft_vocab:
     return draft
-  rows = len(read_draft_ids(section.draft_vocab, draft.vocab_size)), draft.config.width
-  places = (spec('VD', rows, mesh, draft.config.split), PartitionSpec())
-  head, ids = (jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, place)) for shape, dtype, place in zip(
-      (rows, rows[:1]), (draft.lm_head.dtype, jnp.int32), places, strict=True))
-  return drafters.ReducedModel(draft.with_head(head), ids)
+  num_draft = len(read_draft_ids(section.draft_vocab, draft.vocab_size))
+  return drafters.ReducedModel(draft.with_head(_head_rows(draft, num_draft, mesh, draft.config.split)),
+                               _ids(num_draft, mesh))
+
+
+def _reduced_of_files(section: ConfigDict, target: Decoder, mesh: Mesh, split: bool) -> drafters.ReducedModel:
+  """As `models.loading.reduced.load_reduced` loads it."""
+  source, config, plan = checked_draft(
+      section.source, target, section.dtype, split=split, attention_block=target.config.attention_block)
+  num_draft, draft = num_drafted(source, config), abstract_model(config, mesh)
+  lender = draft if HEAD in plan else target
+  draft.embed, head = target.embed, _head_rows(lender, num_draft, mesh, split)
+  return drafters.ReducedModel(draft.with_head(head), _ids(num_draft, mesh))
+
+
+def _head_rows(lender: Decoder, num_draft: int, mesh: Mesh, split: bool = True) -> jax.ShapeDtypeStruct:
+  """[U, D]: so many rows of an LM head."""
+  shape = num_draft, lender.config.width
+  return jax.ShapeDtypeStruct(
+      shape, lender.lm_head.dtype, sharding=NamedSharding(mesh, spec('VD', shape, mesh, split)))
+
+
+def _ids(num_draft: int, mesh: Mesh) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct((num_draft,), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
+
+
+def _heads(section: ConfigDict, target: Decoder, mesh: Mesh) -> Callable[[], nnx.Module]:
+  """What makes the heads of a section, from the headers of their files."""
+  if section.source == UNTRAINED:
+    return untrained_heads(section, target)
+  if section.name == 'medusa':
+    _, config, _ = checked_heads(section.source, target.config.width, target.vocab_size, section.dtype)
+    return lambda: MedusaHeads(config, nnx.Rngs(0))
+  _, config, _ = checked_head(section.source, target, section.dtype)
+  config = dataclasses.replace(config, decoder=with_repeats(config.decoder, mesh)[0])
+  return lambda: EagleHead(config, nnx.Rngs(0))
+
+
+def _with_borrowed(heads: MedusaHeads | EagleHead, target: Decoder,
+                   mesh: Mesh) -> drafters.MedusaParams | EagleWeights:
+  """As `launch.build_drafter` has them."""
+  own = heads.config.own_head if isinstance(heads, MedusaHeads) else heads.head is not None
+  rows_UD = None
+  if not own:
+    num_draft = heads.config.draft_vocab
+    rows_UD = target.lm_head if num_draft is None else _head_rows(target, num_draft, mesh)
+  if isinstance(heads, MedusaHeads):
+    return drafters.MedusaParams(heads, rows_UD)
+  embed = (target.embed if heads.embed is None else heads.embed).get_value()
+  return EagleWeights(heads, embed, heads.head.get_value() if own else rows_UD)
 
 
 def abstract_model(config: DecoderConfig, mesh: Mesh) -> Decoder:
