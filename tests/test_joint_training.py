@@ -17,6 +17,7 @@ from configs import tiny, train_medusa
 from launch import draft_training
 from launch.bpe import SMALLEST, train_tokenizer
 from launch.build import TINY
+from launch.mesh import make_mesh
 from launch.prompts import Prompt
 from launch.session import Session
 from launch.train import run, train
@@ -308,3 +309,19 @@ def test_an_adapter_that_is_new_leaves_the_target(toy, tmp_path):
   adapter = new_adapter(recipe.frozen.target, 4, jax.random.key(0))
   model = unstack(recipe.objective.target(adapter, recipe.frozen))
   jax.tree.map(np.testing.assert_array_equal, stack(model), recipe.frozen.target)
+
+
+@pytest.mark.slow
+def test_on_a_mesh(pair, tmp_path):
+  """Rows over two devices, or the target, its adapter and the heads: the same within rounding."""
+  whole, _ = pair
+  learnt = jax.device_get(trained(whole))
+  for data, parts in ((2, 1), (1, 2)):
+    config = whole.copy_and_resolve_references()
+    config.train.directory = str(tmp_path / f'{data}x{parts}')
+    with jax.set_mesh(make_mesh(data, parts, jax.devices()[:2])):
+      ours = jax.device_get(trained(config))
+    losses = [[row['loss'] for row in read_metrics(one.train.directory) if 'loss' in row] for one in (config, whole)]
+    np.testing.assert_allclose(*losses, rtol=2e-4)
+    for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(learnt), strict=True):
+      np.testing.assert_allclose(mine, other, atol=5e-4)
