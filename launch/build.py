@@ -169,7 +169,7 @@ def build_rule(section: ConfigDict) -> AcceptRule:
   if not isinstance(rule, Rejection):
     raise InputError(f"accept.lenience={lenience} is for accept.rule='rejection', not {section.rule!r}")
   with given_by('accept'):
-    return Rejection(lenience)
+    return Rejection(lenience=lenience)
 
 
 def build_sampling(config: ConfigDict) -> Sampling:

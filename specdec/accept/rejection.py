@@ -9,17 +9,13 @@ from specdec import rng
 from specdec.draft import Draft, Verdict, law_at, prob_of
 
 
-def num_accepted(uniform_BM: Array, draft: Draft, target_probs_BTV: Array, lenience: float = 1.0) -> Array:
+def num_accepted(uniform_BM: Array, draft: Draft, target_probs_BTV: Array) -> Array:
   """[B]: drafted tokens kept: token i iff u_i < target(x_i) / draft(x_i) and all before it are kept.
 
-  Written without a division; strict, so that a token the target forbids is never kept, not even at u = 0. With
-  `lenience` below 1 the draft's probability is multiplied by it before it is compared.
+  Written without a division; strict, so that a token the target forbids is never kept, not even at u = 0.
   """
   target_BM = prob_of(target_probs_BTV[:, :draft.width], draft.tokens_BM)
-  draft_BM = draft.prob_of_tokens()
-  if lenience != 1:
-    draft_BM = lenience * draft_BM
-  kept_BM = uniform_BM * draft_BM < target_BM
+  kept_BM = uniform_BM * draft.prob_of_tokens() < target_BM
   kept_BM &= jnp.arange(draft.width) < draft.count_B[:, None]
   return jnp.sum(jnp.cumprod(kept_BM.astype(jnp.int32), axis=1), axis=1)
 
@@ -57,7 +53,7 @@ class Rejection:
       one-hot, and there it changes nothing.
   """
 
-  lenience: float = 1.0
+  lenience: float = dataclasses.field(default=1.0, kw_only=True)
 
   draft_purpose = rng.Purpose.DRAFT
   trees, laws = False, True
@@ -77,6 +73,8 @@ class Rejection:
 
   def __call__(self, row_key_B: Array, position_B: Array, draft: Draft, target_probs_BTV: Array) -> Verdict:
     uniform_BM = rng.uniforms(row_key_B, position_B, draft.width, rng.Purpose.ACCEPT)
-    num_accepted_B = num_accepted(uniform_BM, draft, target_probs_BTV, self.lenience)
+    if not self.lossless:
+      uniform_BM = self.lenience * uniform_BM  # u l draft < target: the draft is compared as if it were l of itself
+    num_accepted_B = num_accepted(uniform_BM, draft, target_probs_BTV)
     law_BV = next_law(draft, target_probs_BTV, num_accepted_B)
     return Verdict(num_accepted_B, rng.draw(row_key_B, position_B + num_accepted_B, law_BV, rng.Purpose.EMIT))
