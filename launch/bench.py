@@ -45,6 +45,7 @@ from launch.session import Session
 from launch.table import Column, print_table
 from launch.timed import PLAIN, Batch, Timed, ms_per_token, time_all
 from launch.timing import memory_bandwidth
+from models.encdec import READ_ONCE
 from specdec import theory
 
 
@@ -176,9 +177,10 @@ def _bandwidth(config: ConfigDict) -> float:
 
 
 def _weight_bytes(model: Any) -> int:
-  """On all devices: of what several hold, each reads its own copy."""
+  """On all devices: of what several hold, each reads its own copy. Without what an encoder-decoder reads once."""
   return sum(x.sharding.num_devices * math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-             for x in jax.tree.leaves(model))
+             for path, x in jax.tree_util.tree_leaves_with_path(model)
+             if not any(name in jax.tree_util.keystr(path) for name in READ_ONCE))
 
 
 def benchmark(config: ConfigDict, repeats: int = 3) -> dict[str, Any]:

@@ -20,16 +20,18 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from launch import hlo
-from launch.build import build_engine, build_sampling, check_capacity
+from launch.build import build_engine, build_sampling, check_capacity, check_source
 from launch.build_drafter import drafter_of
 from launch.libtpu_flags import LIBTPU_FLAGS
 from launch.mesh import make_mesh
 from launch.shapes import abstract_draft, abstract_target, device_shape
 from launch.slices.table import Slice, check_mesh
 from models.decoder import Decoder
+from models.encdec import EncDec
 from models.errors import InputError
-from models.kv_cache import KVCache
+from models.kv_cache import CrossCache, KVCache
 from models.sharding import spec
+from models.source import Source
 from specdec.commit import Limits
 from specdec.drafters import Empty, ReducedModel
 from specdec.engine import Engine, Params, prefill, run
@@ -66,11 +68,13 @@ class Programs:
   def state(self, batch: int, bucket: int) -> DecodeState:
     """The state after the prompts: caches split over the mesh, everything else whole."""
     with jax.set_mesh(self.mesh):
-      shapes = jax.eval_shape(functools.partial(prefill, self.engine, bucket=bucket), *self._arguments(batch))
+      shapes = jax.eval_shape(functools.partial(prefill, self.engine, bucket=bucket), *self._arguments(batch),
+                              source=self._source(batch))
     return jax.tree.map(self._place, shapes, is_leaf=lambda x: isinstance(x, KVCache))
 
   def compile_prefill(self, batch: int, bucket: int) -> 'Compiled':
-    return self._compile(lambda: prefill.lower(self.engine, *self._arguments(batch), bucket=bucket), donated=None)
+    return self._compile(lambda: prefill.lower(self.engine, *self._arguments(batch), bucket=bucket,
+                                               source=self._source(batch)), donated=None)
 
   def compile_loop(self, batch: int, bucket: int) -> 'Compiled':
     state = self.state(batch, bucket)
@@ -87,6 +91,13 @@ class Programs:
     return (self.params, whole((batch, self.engine.slots), jnp.int32), whole((batch,), jnp.int32),
             whole((batch,), jnp.uint32), limits, jax.tree.map(self._whole, self.sampling))
 
+  def _source(self, batch: int) -> Source | None:
+    """The longest that an encoder may be given."""
+    if not self.params.target.has_encoder:
+      return None
+    shapes = (batch, self.engine.source_capacity), (batch,)
+    return Source(*(self._whole(jax.ShapeDtypeStruct(shape, jnp.int32)) for shape in shapes))
+
   def _whole(self, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return self._split(leaf, '')
 
@@ -98,9 +109,12 @@ class Programs:
     if not isinstance(leaf, KVCache):
       return self._whole(leaf)
     split = lambda arrays, dims: tuple(self._split(x, dims, leaf.split) for x in arrays)
+    cross = leaf.cross
+    if cross is not None:
+      cross = CrossCache(split(cross.k, 'BKSH'), split(cross.v, 'BKSH'), self._whole(cross.length_B))
     return leaf.replace(
         k=split(leaf.k, 'BKSH'), v=split(leaf.v, 'BKSH'), relative=split(leaf.relative, 'NSH'),
-        position_BS=self._whole(leaf.position_BS), length_B=self._whole(leaf.length_B))
+        position_BS=self._whole(leaf.position_BS), length_B=self._whole(leaf.length_B), cross=cross)
 
 
 def compile_on(mesh: Mesh, lower: Callable[[], jax.stages.Lowered]) -> jax.stages.Compiled:
@@ -204,9 +218,10 @@ def programs_of(config: ConfigDict, mesh: Mesh) -> Programs:
   """
   target = abstract_target(config, mesh)
   check_capacity(config, target.max_positions)
+  check_source(config, target.has_encoder)
   draft = abstract_draft(config, config.drafter, target, mesh)
   drafting = draft.model if isinstance(draft, ReducedModel) else draft
-  num_tokens = min(model.vocab_size for model in (target, drafting) if isinstance(model, Decoder))
+  num_tokens = min(model.vocab_size for model in (target, drafting) if isinstance(model, Decoder | EncDec))
   engine = dataclasses.replace(
       build_engine(config, drafter_of(config, num_tokens), num_tokens), widths=(), adaptive=None)
   return Programs(mesh, engine, Params(target, draft), jax.eval_shape(lambda: build_sampling(config)))

@@ -37,7 +37,7 @@ import jax
 from ml_collections import ConfigDict
 
 from launch import cli, estimate
-from launch.build import check_fields
+from launch.build import check_fields, source_capacity
 from launch.chips import CHIPS, GIB, gpus_of
 from launch.compile_ahead import (
   Compiled,
@@ -53,20 +53,22 @@ from launch.plan_training import TRAINING, plan_command
 from launch.progress import track
 from launch.roofline import roofline
 from launch.shapes import device_bytes
-from launch.slices.table import Slice, slice_of
+from launch.slices.table import Slice, chip_alone, slice_of
 from launch.table import Column, print_table
 from models.decoder import Decoder
 from models.eagle import EagleWeights
+from models.encdec import READ_ONCE, EncDec
 from models.errors import InputError
 from models.kv_cache import KVCache
 from specdec.drafters import Drafter, Hybrid, MedusaParams, ReducedModel
+from specdec.engine import SMALLEST_BUCKET
 from specdec.state import DecodeState
 
 MIB = 1 << 20
 LOOPS = ('speculative', 'plain')
 PROGRAMS = (*LOOPS, 'prefill')
 SHOWN = 5  # instructions of each kind that are wrong; --json_out has all
-UNREAD = 'relative'  # projected into the cache once, then never read
+UNREAD = ('relative', *READ_ONCE)  # what only makes keys and values of distances and sources, once
 MEMORY = (('weights', 'weights_gib', 2, 'GiB'), ('caches', 'cache_gib', 2, 'GiB'),
           ('temporaries of the loops', 'temp_mib', 1, 'MiB'), ('of the prefill', 'prefill_temp_mib', 1, 'MiB'),
           ('code', 'code_mib', 0, 'MiB'), ('usable', 'usable_gib', 2, 'GiB'))
@@ -106,15 +108,16 @@ def caches_of(tree: Any) -> list[KVCache]:
   return [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_cache) if is_cache(leaf)]
 
 
-def _read(model: Decoder, *caches: KVCache) -> int:
+def _read(model: Decoder | EncDec, *caches: KVCache) -> int:
   """Bytes that one pass reads; of an embedding that is not the head as well, a few rows only."""
-  unread = (UNREAD,) if model.head is None else (UNREAD, 'embed')
-  return device_bytes(model, unread) + device_bytes([(cache.k, cache.v, cache.relative) for cache in caches])
+  unread = UNREAD if model.head is None else (*UNREAD, 'embed')
+  return device_bytes(model, unread) + device_bytes(
+      [(cache.k, cache.v, cache.relative, cache.cross) for cache in caches])
 
 
 def _draft_bytes(drafter: Drafter, draft: Any, caches: list[KVCache]) -> int:
   match draft:
-    case Decoder():
+    case Decoder() | EncDec():
       return _read(draft, *caches)
     case ReducedModel():
       return _read(draft.model, *caches)
@@ -142,6 +145,8 @@ def plan(config: ConfigDict, made: Slice, assume: Sequence[str] = (), wanted: Se
     InputError: see `described_mesh` and `programs_of`.
   """
   check_fields(config)
+  if source_capacity(config):
+    prompt_tokens = SMALLEST_BUCKET  # the prompt is the encoder's, of so many tokens
   if prompt_tokens >= config.engine.capacity:
     raise InputError(f'--prompt_tokens={prompt_tokens} leaves no room in engine.capacity={config.engine.capacity}: '
                      'lower one or raise the other')
@@ -305,7 +310,7 @@ def main() -> int | None:
       raise InputError(f'--{given[0]} is for slices: GPUs are planned by roofline, with nothing compiled or assumed')
     facts = roofline(config, *gpus)
   else:
-    made = slice_of(TOPOLOGY.value)
+    made = chip_alone(TOPOLOGY.value) or slice_of(TOPOLOGY.value)
     need_compiler()
     facts = plan(config, made, ASSUME.value, ONLY.value, PROMPT_TOKENS.value)
   show(facts)
@@ -316,8 +321,10 @@ def main() -> int | None:
 
 if __name__ == '__main__':
   CONFIG = cli.define_config('configs/chinchilla.py')
-  TOPOLOGY = flags.DEFINE_string('topology', None, 'A slice such as v4-32, v5p-32, v5e-16, v6e-16; or GPUs: 8xH100.')
+  TOPOLOGY = flags.DEFINE_string(
+      'topology', None, 'A slice such as v4-32, v5p-32, v5e-16, v6e-16; one chip: v4-2; or GPUs: 8xH100.')
   ASSUME = flags.DEFINE_list('assume', [], 'NAME=NUMBER: assumptions to change, such as hop_us=2.7.')
   ONLY = flags.DEFINE_list('only', list(PROGRAMS), f'Which programs to compile, of {", ".join(PROGRAMS)}.')
-  PROMPT_TOKENS = flags.DEFINE_integer('prompt_tokens', 256, 'Width of the prefill pass.', lower_bound=1)
+  PROMPT_TOKENS = flags.DEFINE_integer(
+      'prompt_tokens', 256, 'Width of the prefill pass; an encoder reads engine.source_capacity.', lower_bound=1)
   cli.run(main, alone=True)

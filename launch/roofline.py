@@ -12,7 +12,7 @@ from launch.chips import GIB, Chip
 from launch.estimate import Step, published_plain_ms, workloads_of
 from launch.shapes import model_config
 from models.abstract import abstract_decoder
-from models.config import DecoderConfig
+from models.config import DecoderConfig, EncDecConfig
 from models.errors import InputError
 from models.loading.reduced import is_reduced, num_drafted
 from models.loading.safetensors import SafetensorsDirectory
@@ -24,8 +24,10 @@ def roofline_ms(num_bytes: float, flops: float, chips: int, chip: Chip) -> float
 
 
 @functools.cache
-def num_parameters(model: DecoderConfig) -> int:
-  """Layers are all alike: the first two tell."""
+def num_parameters(model: DecoderConfig | EncDecConfig) -> int:
+  """Of a decoder layers are all alike: the first two tell."""
+  if isinstance(model, EncDecConfig):
+    return sum(leaf.size for leaf in abstract_decoder(model)[1].values())
   one, two = (sum(leaf.size for leaf in abstract_decoder(
       dataclasses.replace(model, num_layers=layers, windows=()))[1].values()) for layers in (1, 2))
   return one + (model.num_layers - 1) * (two - one)
@@ -57,6 +59,8 @@ def roofline(config: ConfigDict, count: int, chip: Chip) -> dict[str, Any]:
   workloads = workloads_of(config)
   gamma, batch, capacity = config.engine.gamma, config.engine.batch, config.engine.capacity
   target = model_config(config.target, config.engine.attention_block)
+  if isinstance(target, EncDecConfig):
+    raise InputError('GPUs are planned for decoders alone: name a slice such as v4-8 for a target with an encoder')
   draft = _draft(config, target)
   models = [model for model in (target, draft) if model]
   own_weights = models[:1] if config.drafter.name == 'self' else models  # its layers are those of the target

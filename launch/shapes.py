@@ -14,11 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from launch.build import check_layers, given_by, random_config, splits_draft
-from launch.build_drafter import untrained_heads
+from launch.build_drafter import check_encoder, untrained_heads
 from launch.draft_ids import read_draft_ids
 from launch.drafter_fields import UNTRAINED, taps_of
-from models.abstract import abstract_module
-from models.config import DecoderConfig
+from models.abstract import AnyConfig, AnyModel, abstract_module, new_model
 from models.decoder import Decoder
 from models.eagle import EagleHead, EagleWeights
 from models.errors import InputError
@@ -33,7 +32,7 @@ from models.sharding import sharding_of, spec
 from specdec import drafters
 
 
-def model_config(section: ConfigDict, attention_block: int) -> DecoderConfig:
+def model_config(section: ConfigDict, attention_block: int) -> AnyConfig:
   """The shapes of the model of a `target` or `drafter` section."""
   if section.source.startswith('random:'):
     return random_config(section, attention_block)[0]
@@ -44,7 +43,7 @@ def model_config(section: ConfigDict, attention_block: int) -> DecoderConfig:
   return dataclasses.replace(config, dtype=float_dtype(section.dtype), attention_block=attention_block or None)
 
 
-def abstract_target(config: ConfigDict, mesh: Mesh) -> Decoder:
+def abstract_target(config: ConfigDict, mesh: Mesh) -> AnyModel:
   target = model_config(config.target, config.engine.attention_block)
   return abstract_model(dataclasses.replace(target, taps=taps_of(config.drafter)), mesh)
 
@@ -56,6 +55,7 @@ def abstract_draft(config: ConfigDict, section: ConfigDict, target: Decoder, mes
     InputError: files that do not fit the target; layers that the target does not have; a drafter that is nothing to
       plan.
   """
+  check_encoder(section, target.has_encoder)
   match section.name:
     case 'self':
       check_layers(section.num_layers, target.config.num_layers)
@@ -73,6 +73,8 @@ def abstract_draft(config: ConfigDict, section: ConfigDict, target: Decoder, mes
       return _with_borrowed(heads, target, mesh)
     case 'simulated':
       raise InputError("drafter.name='simulated' cannot be planned: it times an engine on this machine; use another")
+    case 'unigram' | 'bigram':
+      raise InputError(f'drafter.name={section.name!r} cannot be planned: it has no pass to plan; use another')
   return None
 
 
@@ -131,8 +133,8 @@ def _with_borrowed(heads: MedusaHeads | EagleHead, target: Decoder,
   return EagleWeights(heads, embed, heads.head.get_value() if own else rows_UD)
 
 
-def abstract_model(config: DecoderConfig, mesh: Mesh) -> Decoder:
-  return _placed(lambda: Decoder(with_repeats(config, mesh)[0], nnx.Rngs(0)), mesh, config.split)
+def abstract_model(config: AnyConfig, mesh: Mesh) -> AnyModel:
+  return _placed(lambda: new_model(with_repeats(config, mesh)[0], nnx.Rngs(0)), mesh, config.split)
 
 
 def _placed(make: Callable[[], nnx.Module], mesh: Mesh, split: bool = True) -> nnx.Module:

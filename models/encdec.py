@@ -23,6 +23,7 @@ from models.sharding import constrain, gather_last, whole
 from models.source import Source
 
 Product = Callable[..., Array]
+READ_ONCE = ('encoder', 'source_kv')  # in the names of parameters that a prompt reads, and no step after it
 
 
 class SelfAttention(nnx.Module):
@@ -46,12 +47,12 @@ class CrossAttention(nnx.Module):
   def __init__(self, config: EncDecConfig, rngs: nnx.Rngs):
     heads, size = config.num_heads, config.head_dim
     self.query = init_weight(rngs, (heads, size, config.width), config.width * size, config.dtype)
-    self.kv = init_weight(rngs, (heads, 2, size, config.width), config.width, config.dtype)
+    self.source_kv = init_weight(rngs, (heads, 2, size, config.width), config.width, config.dtype)
     self.out = _output(config, rngs)
 
   def project_source(self, encoded_BSD: Array) -> tuple[Array, Array]:
     """Keys and values, [B, N, S, H]."""
-    kv = of_rows('KXHD,BTD->KXHBT', self.kv[...], encoded_BSD)
+    kv = of_rows('KXHD,BTD->KXHBT', self.source_kv[...], encoded_BSD)
     return kv[:, :, :, 0].swapaxes(1, 2), kv[:, :, :, 1].swapaxes(1, 2)
 
   def project(self, x_BTD: Array, product: Product) -> Array:

@@ -25,7 +25,7 @@ PARAMETERS = {
     'embed': 'VD', 'head': 'VD', 'final_norm': 'D', 'attn_norm': 'D', 'mlp_norm': 'D',
     'qkv': 'KXHD', 'qkv_bias': 'KXH', 'q_norm': 'H', 'k_norm': 'H', 'out': 'DQ',
     'relative': 'DNH', 'content_bias': 'NH', 'position_bias': 'NH', 'up': 'FD', 'down': 'DF',
-    'query': 'KHD', 'kv': 'KXHD', 'cross_norm': 'D', 'distance_bias': 'NX',
+    'query': 'KHD', 'source_kv': 'KXHD', 'cross_norm': 'D', 'distance_bias': 'NX',
     'residual': 'FD', 'residual_bias': 'F',
     'fc': 'FX', 'fc_bias': 'F', 'embed_norm': 'D', 'hidden_norm': 'D', 'draft_ids': 'U',
 }

@@ -66,7 +66,8 @@ class _Generation:
     chips = math.prod(int(size) for size in topology.split('x'))
     return Slice(
         name=f'{self.prefix}-{chips * self.cores_per_chip}', generation=self.name, topology=topology, chips=chips,
-        hosts=chips // CHIPS_PER_HOST, chips_per_host=CHIPS_PER_HOST, gke_accelerator=self.gke_accelerator,
+        hosts=max(1, chips // CHIPS_PER_HOST), chips_per_host=min(chips, CHIPS_PER_HOST),
+        gke_accelerator=self.gke_accelerator,
         aot_name=f'{self.name}:{topology}', aot_chip_config=self.aot_chip_config, device_kinds=self.device_kinds)
 
 
@@ -96,6 +97,16 @@ def slice_of(name: str) -> Slice:
   if found is None:
     raise InputError(f'slice {name!r} is unknown: use one of {", ".join(SLICES)}')
   return found
+
+
+def chip_alone(name: str) -> Slice | None:
+  """One chip of a machine, such as v4-2: no slice that is rented, but what a paper may have measured on.
+
+  None for any other name.
+  """
+  chips = {made.name: made for made in (
+      generation.slice('x'.join('1' * (generation.topologies[0].count('x') + 1))) for generation in _GENERATIONS)}
+  return chips.get(name.replace('v5e-', 'v5litepod-'))
 
 
 def check_mesh(mesh: Any, made: Slice) -> None:

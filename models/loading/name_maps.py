@@ -132,7 +132,7 @@ def _t5_rules(mlp: str) -> dict[str, Rule]:
   rules += [
       Rule(f'{ours}.cross_norm', (f'{cross}.layer_norm.weight',)),
       Rule(f'{ours}.cross.query', (f'{cross}.EncDecAttention.q.weight',), columns=1),
-      Rule(f'{ours}.cross.kv', tuple(f'{cross}.EncDecAttention.{part}.weight' for part in 'kv'), views=two_parts,
+      Rule(f'{ours}.cross.source_kv', tuple(f'{cross}.EncDecAttention.{part}.weight' for part in 'kv'), views=two_parts,
            columns=1),
       Rule(f'{ours}.cross.out', (f'{cross}.EncDecAttention.o.weight',), columns=1)]
   return {rule.path: rule for rule in rules}
