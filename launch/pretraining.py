@@ -4,7 +4,6 @@ from collections.abc import Iterator
 import functools
 from pathlib import Path
 import sys
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -16,6 +15,7 @@ from launch.convert import copy_tokenizer
 from launch.recipe import Recipe, train_config
 from launch.roofline import num_parameters
 from launch.texts import texts
+from models.abstract import AnyModel
 from models.config import DecoderConfig
 from models.errors import InputError
 from models.loading import orbax
@@ -111,9 +111,14 @@ def _documents(config: ConfigDict, tokenizer: Tokenizer, held_out: bool) -> Iter
     yield ids if ids[-1:] == end else ids + end
 
 
-def save(tokenizer: Path, trained: Any, directory: Path) -> None:
+def save(tokenizer: Path, trained: Stack, directory: Path) -> None:
+  """See `save_model`."""
+  save_model(tokenizer, unstack(trained), directory)
+
+
+def save_model(tokenizer: Path, model: AnyModel, directory: Path) -> None:
   """A checkpoint of ours, which `target.source` and `drafter.source` name."""
   orbax.prepare(directory)
   if jax.process_index() == 0:
     copy_tokenizer(tokenizer, directory / orbax.TOKENIZER)
-  orbax.save_decoder(directory, unstack(trained))
+  orbax.save_decoder(directory, model)

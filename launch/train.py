@@ -14,7 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from launch import cli, draft_training, preemption, pretraining
+from launch import cli, draft_training, preemption, pretraining, span_training
 from launch.errors import RunError
 from launch.mesh import set_mesh
 from launch.recipe import Recipe
@@ -28,7 +28,7 @@ from specdec.training.trainer import DivergedError, StoppedError, Trainer
 MODEL = 'model'
 SHOWN = ('loss', 'held_out_loss', 'held_out_tokens_per_pass')
 RECIPES: Mapping[str, Callable[[ConfigDict], Recipe]] = {  # by train.objective
-    'next_token': pretraining.recipe,
+    'next_token': pretraining.recipe, 'span_corruption': span_training.recipe,
     **{name: functools.partial(draft_training.recipe, make) for name, make in draft_training.MAKERS.items()}}
 
 
