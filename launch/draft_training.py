@@ -103,8 +103,7 @@ def recipe(make: Callable[[ConfigDict, Decoder, int, np.ndarray | None], Trained
   ids_U = None
   if config.draft.vocab:
     ids_U = frequent_tokens(training, config.draft.vocab, tokenizer.num_tokens)
-  with given_by('loss'):
-    trained = make(config, target, tokenizer.num_tokens, ids_U)
+  trained = make(config, target, tokenizer.num_tokens, ids_U)
   packed, kept_back = (rows(some, config.data.row_tokens) for some in (training, held_out))
   _say(training, held_out, packed, ids_U)
   if config.data.keep_vectors:
@@ -171,11 +170,12 @@ def medusa(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarr
            made_for: str | None = None) -> Trained:
   """Heads that borrow the target's LM head; their files name the target, or what else they are made for."""
   section, made_for = config.draft, made_for or str(config.target.source)
-  shape = MedusaConfig(section.num_heads, target.config.width, target.vocab_size, section.num_layers, False,
-                       config.train.dtype, None if ids_U is None else len(ids_U))
+  with given_by('draft'):
+    shape = MedusaConfig(section.num_heads, target.config.width, target.vocab_size, section.num_layers, False,
+                         config.train.dtype, None if ids_U is None else len(ids_U))
   heads = _placed(_with_ids(MedusaHeads(shape, nnx.Rngs(config.train.seed)), ids_U))
   graph, trainable, rest = _parts(heads, config.train.dtype)
-  objective = MedusaObjective(graph, num_tokens, **config.loss)
+  objective = _objective(MedusaObjective, config, graph, num_tokens)
   save = lambda parameters, directory: save_medusa(
       _stored(nnx.merge(graph, parameters, rest), section.dtype), directory, made_for)
   return Trained(objective, trainable, Frozen(target, rest), section.num_heads, save)
@@ -185,10 +185,11 @@ def medusa2(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndar
   """Heads, and the target that they borrow the LM head of: its weights, or an adapter that is merged at the end."""
   _check_backbone(config)
   section, alone, base = config.backbone, medusa(config, target, num_tokens, ids_U, TARGET), stack(target)
-  adapter = section.get('adapter')
-  objective = JointObjective(
-      alone.objective, adapter and adapter.alpha / adapter.rank, section.labels, section.weight,
-      config.train.steps if section.ramp else 0, section.remat)
+  adapter, save_heads = section.get('adapter'), alone.save
+  with given_by('backbone'):
+    objective = JointObjective(
+        alone.objective, adapter and adapter.alpha / adapter.rank, section.labels, section.weight,
+        config.train.steps if section.ramp else 0, section.remat)
   if config.data.keep_vectors and not objective.reads_law:
     raise InputError("data.keep_vectors: nothing is learnt from the target's vectors here; set it to False")
   part = jax.tree.map(jnp.copy, cast(base, 'float32'))
@@ -197,7 +198,7 @@ def medusa2(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndar
   frozen = Frozen(base if adapter or objective.reads_law else None, alone.frozen.rest)
   return Trained(
       objective, {HEADS: alone.trainable, BACKBONE: part}, frozen, alone.levels,
-      save=lambda parameters, directory: alone.save(parameters[HEADS], directory),
+      save=lambda parameters, directory: save_heads(parameters[HEADS], directory),
       optimizer=lambda schedule: learning_rates(
           learning_rate(schedule), section.heads_rate, functools.partial(adamw, schedule), section.heads_first,
           schedule.warmup_steps),
@@ -227,15 +228,16 @@ def eagle(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarra
                      f"target's layers 0..{target.config.num_layers - 1}, others read none")
   layer = dataclasses.replace(target.config, num_layers=1, windows=(), taps=(), tied_embedding=False,
                               dtype=config.train.dtype)
-  shape = EagleConfig(layer, section.version, None if ids_U is None else len(ids_U), fc_bias=section.version == 1,
-                      num_taps=max(1, len(taps)))
+  with given_by('draft'):
+    shape = EagleConfig(layer, section.version, None if ids_U is None else len(ids_U), fc_bias=section.version == 1,
+                        num_taps=max(1, len(taps)))
   head = _stored(_with_ids(EagleHead(shape, nnx.Rngs(config.train.seed)), ids_U), 'float32')
   if section.version == 1:
     begin_as_last_layer(head, target)
   graph, trainable, rest = _parts(_placed(head), config.train.dtype)
-  objective = EagleObjective(graph, num_tokens, **config.loss)
+  objective = _objective(EagleObjective, config, graph, num_tokens)
   if section.version == 3 and objective.feature_weight:
-    raise InputError('feature_weight must be 0 for a head of version 3, which has no feature to be like')
+    raise InputError('loss.feature_weight must be 0 for a head of version 3, which has no feature to be like')
   save = lambda parameters, directory: save_eagle(
       _stored(nnx.merge(graph, parameters, rest), section.dtype), directory, taps)
   return Trained(objective, trainable, Frozen(target, rest), section.levels, save)
@@ -268,13 +270,18 @@ def draft(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarra
   borrowed = ('embed', 'head') if section.borrows_head else ('embed',)
   trained = lambda path, _: path[0] not in borrowed
   graph, trainable, rest = _parts(jax.tree.map(jnp.copy, model), config.train.dtype, trained)
-  objective = DistillObjective(graph, num_tokens, section.levels, **config.loss)
+  objective = _objective(DistillObjective, config, graph, num_tokens, section.levels)
   save = lambda parameters, directory: save_reduced(
       _stored(nnx.merge(graph, parameters, rest), section.dtype), known, directory, section.borrows_head)
   return Trained(objective, trainable, Frozen(target, rest, put_whole(known)), section.levels, save)
 
 
 MAKERS = {'medusa': medusa, 'medusa2': medusa2, 'eagle': eagle, 'distill': draft}  # by train.objective
+
+
+def _objective(make: Callable[..., Any], config: ConfigDict, *arguments: Any) -> Any:
+  with given_by('loss'):
+    return make(*arguments, **config.loss)
 
 
 def _parts(module: nnx.Module, dtype: str, *trained: Any) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:

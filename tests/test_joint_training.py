@@ -283,7 +283,9 @@ def test_every_field_is_named():
 @pytest.mark.parametrize('variant, field, value, said', [
     ('medusa2', 'target.source', 'random:tiny_target', 'has no tokenizer to go with the changed target'),
     ('medusa2', 'data.keep_vectors', True, "nothing is learnt from the target's vectors here"),
-    ('medusa2', 'backbone.labels', 'words', "labels='words' are unknown"),
+    ('medusa2', 'backbone.labels', 'words', "backbone: labels='words' are unknown"),
+    ('medusa2', 'draft.num_heads', 0, 'draft: num_heads=0 must be positive'),
+    ('medusa2', 'loss.labels', 'words', "loss: labels='words' are unknown"),
     ('medusa2', 'backbone.heads_first', 7, r'backbone\.heads_first=7 must lie in 0\.\.train\.steps=6'),
     ('medusa2', 'backbone.dtype', 'int8', "dtype='int8' is not a floating-point type"),
     ('medusa2', 'backbone.weight', 0.0, r'backbone\.weight=0\.0 must be positive'),

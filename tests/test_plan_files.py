@@ -15,10 +15,12 @@ from configs import tiny
 from launch.build import TINY, build_model
 from launch.build_drafter import build_drafter
 from launch.chips import CHIPS, GIB
+from launch.compile_ahead import programs_of
 from launch.drafter_fields import taps_of
 from launch.mesh import make_mesh
+from launch.plan import Sizes, caches_of
 from launch.roofline import num_parameters, roofline
-from launch.shapes import abstract_draft, abstract_target
+from launch.shapes import abstract_draft, abstract_target, device_bytes
 from models.config import DecoderConfig, EagleConfig, MedusaConfig
 from models.eagle import EagleHead
 from models.errors import InputError
@@ -60,6 +62,7 @@ def decoding(kind: str, source: Path, dtype: str = 'bfloat16', draft: str = 'sha
              'dtype': dtype, 'tree': ((0,),), 'children': 'top', 'version': version,
              'taps': (0, 1) if version == 3 else (), 'num_heads': 1, 'own_head': True, 'draft_vocab': ''}
   with config.unlocked():
+    config.accept.rule = 'multiround' if kind in MEDUSA else 'rejection'
     config.drafter, config.engine.gamma, config.mesh.draft = section, 1, draft
   return config
 
@@ -127,3 +130,17 @@ def test_gpus_read_few_rows_of_a_head(tmp_path):
   facts, plain = roofline(config, 1, CHIPS['H100']), roofline(tiny.get_config('none'), 1, CHIPS['H100'])
   layer = num_parameters(LAYER) - 2 * TARGET.vocab_size * TARGET.width
   assert (facts['weights_gib'] - plain['weights_gib']) * GIB == pytest.approx(4 * (layer + len(IDS) * TARGET.width))
+
+
+@pytest.mark.parametrize('kind', ['medusa, reduced', 'eagle 3', 'draft, borrowed head'])
+def test_the_loop_takes_what_is_planned(kind, tmp_path):
+  """Up to the compiler: the state after the prompts, and the bytes that a draft reads, no embedding among them."""
+  config, mesh = decoding(kind, written(kind, tmp_path), 'float32'), make_mesh(4, 2)
+  programs = programs_of(config, mesh)
+  state = programs.state(batch=4, bucket=128)
+  assert state.length_B.shape == (4,)
+  caches = device_bytes([(cache.k, cache.v) for cache in caches_of(state.draft_state)])
+  weights = device_bytes(programs.params.draft, ('embed', 'ids'))
+  assert weights > len(IDS) * TARGET.width * 4 // 2  # the LM head, split over two devices
+  ids = len(IDS) * 4 if kind != 'draft, borrowed head' else 0
+  assert Sizes.of(programs, state).draft_pass == weights + caches + ids
