@@ -3,7 +3,7 @@
     python -m experiments.planted --rows=experiments/results/planted.jsonl
 
 Each mistake of `experiments.mutations` and `experiments.tree_mutations` in turn takes the place of the right part
-(`experiments.planting`), and `TESTS` run on it: some 40 seconds each, half an hour in all. Exit status 1 if one goes
+(`experiments.planting`), and `TESTS` run on it: a minute or two each, an hour in all. Exit status 1 if one goes
 unnoticed, or if a test fails with nothing planted.
 """
 
