@@ -84,7 +84,7 @@ def test_heads_of_a_file():
   config = eagle_llama2.get_config()
   config.drafter.source = 'somewhere'
   need_compiler()
-  with pytest.raises(InputError, match='somewhere is no directory with config.json and model.safetensors'):
+  with pytest.raises(InputError, match=r'somewhere is no directory with config\.json and model\.safetensors'):
     plan.plan(config, slice_of('v4-32'))
 
 
