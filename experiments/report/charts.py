@@ -74,7 +74,7 @@ def bars(title: str, scale: str, entries: Sequence[Bar], baseline: float | None 
   bottom = height - BOTTOM + 4
   for tick in _ticks(top):
     _line(root, at(tick), TOP, at(tick), bottom, 'grid')
-    _text(root, at(tick), bottom + 14, f'{tick:,.4g}', 'tick', 'middle')
+    _text(root, at(tick), bottom + 14, f'{tick:,.10g}', 'tick', 'middle')
   if baseline is not None:
     _line(root, at(baseline), TOP, at(baseline), bottom, 'baseline')
   for place, bar in enumerate(entries):
@@ -122,7 +122,7 @@ def lines(title: str, x_title: str, y_title: str, series: Sequence[Series], base
   root = _root(title, f'{y_title} by {x_title}. ' + '; '.join(map(_told, series)), TOP + PLOT_HEIGHT + BOTTOM)
   for tick in _ticks(top):
     _line(root, LEFT, y_at(tick), WIDTH - RIGHT, y_at(tick), 'grid')
-    _text(root, LEFT - 5, y_at(tick) + 4, f'{tick:,.4g}', 'tick', 'end')
+    _text(root, LEFT - 5, y_at(tick) + 4, f'{tick:,.10g}', 'tick', 'end')
   for x in xs if len(xs) <= 9 else xs[::-(-len(xs) // 9)]:
     _text(root, x_at(x), TOP + PLOT_HEIGHT + 15, f'{x:g}', 'tick', 'middle')
   if baseline is not None:
