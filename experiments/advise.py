@@ -1,0 +1,334 @@
+"""Says whether speculation pays for a target, some drafts, real prompts, a batch and a machine; and which γ, how far.
+
+    python -m experiments.advise --config=configs/smollm2.py:lookup --drafts=configs/smollm2.py:self
+    python -m experiments.advise --config=configs/smollm2.py:eagle --config.drafter.source=results/train_eagle/model \\
+        --config.data.kind=file --config.data.path=traffic.jsonl --config.data.limit=40 --check
+    python -m experiments.advise --config=configs/smollm2.py:lookup --topology=v5e-4 --config.mesh.model=4
+
+The config has the target, the prompts, the sampling, the batch (`engine.batch`) and the first draft; of each of
+--drafts the sections drafter and accept are taken, engine.gamma and engine.widths. Every γ up to a draft's engine.gamma
+is weighed, so let it be generous. Three things are measured: what the drafts get accepted, by decoding the prompts once
+with each; passes over 1, 2, ... tokens; and a draft, alone. The rest follows (`experiments/advice.py`), and --check
+times the best γ of each draft against plain decoding.
+
+With --topology the costs are those that `launch.plan` predicts for the slice, batch by batch (compiled one by one);
+the prompts are decoded on this machine. Fields of a row, one for each draft:
+
+    draft, rule, batch, temperature, top_p, prompts     as asked for
+    gamma                                       the best, by prediction
+    measured_overlap, _overlap_interval         alpha: mean of sum min(target, draft), 95 % bootstrap over prompts
+    measured_accepted, _accepted_intervals      by position: kept, where tested
+    measured_gamma, _tokens_per_pass            of the decoding that was counted
+    measured_plain_ms                           a pass over one token of each row
+    measured_draft_cost, _verify_cost, _v       c of a draft of `gamma` tokens; v(1), v(2), ... at `batch`; v(gamma + 1)
+    measured_arithmetic_bound_at                the smallest batch at which a pass over `gamma` + 1 tokens takes two
+                                                plain passes of one row: below it reading the weights decides
+    measured_speedup                            with --check, at `gamma`
+    predicted_speedup, _interval, _by_gamma     over plain decoding at `batch`; 95 % over prompts, costs as they are
+    predicted_stops_paying_at                   the smallest batch at which `gamma` gains nothing
+    predicted_tree_speedup, tree                the best static tree of a draft with heads, and what it promises
+
+Costs of a slice have the names predicted_plain_ms and so on. A batch is null where none up to --most_batch is one.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict
+import numpy as np
+
+from experiments import advice
+from experiments.advice import Acceptance, Costs, MeasuredCosts, PlannedCosts
+from experiments.plan_tree import ROW_TOKENS, held_out_ranks
+from experiments.sweep import load_config
+from launch import bench, cli, results
+from launch.compile_ahead import need_compiler
+from launch.corpus import Text, rows
+from launch.errors import RunError
+from launch.parts import PASSES, Parts
+from launch.plan import plan as plan_slice
+from launch.progress import track
+from launch.prompts import Prompt, load_prompts
+from launch.session import Completion, Session
+from launch.slices.table import chip_alone, slice_of
+from launch.table import Column, print_table
+from launch.timing import measure
+from models.errors import InputError
+from specdec.drafters.protocol import Stateless
+from specdec.training.acceptance import acceptance_table
+from specdec.tree import TreeSpec
+from specdec.tree_planner import plan as plan_tree
+
+TIMED_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+HEADS = ('medusa', 'eagle')
+LEVELS, RANKS, MAX_NODES = 5, 8, 24  # of planned trees
+_interval = lambda pair: f'{pair[0]:.2f}-{pair[1]:.2f}'
+_percents = lambda shares: ' '.join('-' if np.isnan(share) else f'{100 * share:.0f}' for share in shares)
+COLUMNS = (
+    Column('draft'), Column('measured_overlap', 'α', '.2f'), Column('measured_overlap_interval', '95 %', _interval),
+    Column('measured_accepted', 'accepted by position, %', _percents),
+    *[Column(f'{kind}_{name}', title if kind == 'measured' else f'predicted {title}', form)
+      for kind in ('measured', 'predicted') for name, title, form in (
+          ('draft_cost', 'c', '.3f'), ('v', 'v(γ+1)', '.2f'), ('arithmetic_bound_at', 'arithmetic from batch', ''))],
+    Column('gamma', 'best γ'), Column('predicted_speedup', 'predicted speed-up', '.2f'),
+    Column('predicted_interval', '95 %', _interval), Column('predicted_stops_paying_at', 'gains nothing at batch'),
+    Column('measured_speedup', 'measured speed-up', '.2f'))
+
+
+@dataclasses.dataclass
+class Candidate:
+  """A draft and what is known of it.
+
+  Attributes:
+    name: of the draft.
+    config: to decode with it.
+    session: at batch 1.
+    prompts, completions: what it was asked, and said.
+  """
+
+  name: str
+  config: ConfigDict
+  session: Session
+  prompts: Sequence[Prompt]
+  completions: list[Completion]
+
+  @functools.cached_property
+  def acceptance(self) -> Acceptance:
+    engine = self.session.engine
+    return Acceptance.of([one.metrics for one in self.completions], engine.verify_widths, engine.drafter.is_tree)
+
+  @property
+  def by_token(self) -> bool:
+    """Whether a shorter draft takes less time, in proportion."""
+    return not self.acceptance.is_tree and self.session.engine.drafter.name in ('model', 'eagle')
+
+
+def draft_configs(config: ConfigDict, others: Sequence[str]) -> dict[str, ConfigDict]:
+  """A config for each draft, by its name; one without a draft adds none.
+
+  Raises:
+    InputError: no draft at all, or an adaptive γ.
+  """
+  configs: dict[str, ConfigDict] = {}
+  for given in [config, *map(load_config, others)]:
+    if not given.engine.gamma:
+      continue
+    point = config.copy_and_resolve_references()
+    with point.unlocked():
+      point.drafter, point.accept = given.drafter, given.accept
+      point.engine.gamma, point.engine.widths = given.engine.gamma, given.engine.widths
+    if point.engine.adaptive.enabled:
+      raise InputError('advice is about one γ for all steps: set engine.adaptive.enabled to False')
+    same = sum(name.split()[0] == given.drafter.name for name in configs)
+    configs[f'{given.drafter.name} {same + 1}' if same else given.drafter.name] = point
+  if not configs:
+    raise InputError('no draft to judge: pass a --config with one (engine.gamma above 0), or --drafts')
+  return configs
+
+
+def candidates_of(configs: dict[str, ConfigDict], prompts: Sequence[Prompt], here: bool) -> list[Candidate]:
+  """Decodes the prompts with every draft, one at a time; with `here` False on one device, whatever the mesh.
+
+  Raises:
+    InputError: whatever is wrong with a config.
+    RunError: a text ended in numbers that are not finite.
+  """
+  if here and any(config.mesh.data > 1 for config in configs.values()):
+    raise InputError('advice is for the rows of one part of the mesh: set mesh.data=1, and engine.batch to its rows')
+  found: list[Candidate] = []
+  for name, config in track(configs.items(), len(configs), 'decoding'):
+    alone = config.copy_and_resolve_references()
+    alone.engine.batch = 1
+    if not here:
+      alone.mesh.data = alone.mesh.model = 1
+    shared = (found[0].session.params.target, found[0].session.tokenizer) if found else None
+    session = Session.from_config(alone, shared if not config.drafter.get('taps') else None)
+    found.append(Candidate(name, config, session, prompts, session.generate(prompts)))
+    if any(text.reason == 'error' for text in found[-1].completions):
+      raise RunError(f'{name}: a text ended in numbers that are not finite, so no advice can rest on it')
+  return found
+
+
+def measured_costs(candidates: Sequence[Candidate], prompts: Sequence[Prompt], most_batch: int,
+                   repeats: int) -> list[MeasuredCosts]:
+  """Of each candidate; all parts are timed in turns, on the prompt of median length."""
+  widest = most_batch * max(one.session.engine.gamma + 1 for one in candidates)
+  exact = {one.session.engine.gamma + 1 for one in candidates}
+  tokens = sorted({1, widest} | exact | {width for width in TIMED_TOKENS if width < widest})
+  session = candidates[0].session
+  request = session.request([sorted(prompts, key=lambda prompt: len(session.encode(prompt)))[len(prompts) // 2]])
+  plain = session.plain()
+  longest = max(session.engine.capacity, len(request.prompts[0]) + widest)
+  engine = dataclasses.replace(plain.engine, capacity=longest)
+  passes = Parts(engine, plain.params, engine.start(plain.params, request))
+  functions = {f'pass {width}': functools.partial(passes.target_passes, width) for width in tokens}
+  drafts = {}
+  for one in candidates:
+    params = one.session.params_for(request)
+    drafts[one.name] = Parts(one.session.engine, params, one.session.engine.start(params, request))
+    functions[f'draft {one.name}'] = drafts[one.name].drafts
+  times = measure(functions, repeats)
+  seconds = tuple(times[f'pass {width}'].median / PASSES for width in tokens)
+  return [MeasuredCosts(
+      tokens=tuple(tokens), seconds=seconds, gamma=one.session.engine.gamma, by_token=one.by_token,
+      draft_seconds=times[f'draft {one.name}'].median / drafts[one.name].drafts_per_call,
+      has_model=not isinstance(one.session.engine.drafter, Stateless), most_batch=most_batch) for one in candidates]
+
+
+def planned_costs(config: ConfigDict, topology: str, assume: Sequence[str], batches: Sequence[int]) -> PlannedCosts:
+  """Predicted for a slice.
+
+  Raises:
+    InputError: a config that does not fit, or other wrong input.
+  """
+  made, seconds = chip_alone(topology) or slice_of(topology), []
+  for batch in track(batches, len(batches), 'planning'):
+    point = config.copy_and_resolve_references()
+    point.engine.batch = batch
+    facts = plan_slice(point, made, assume, wanted=('speculative', 'plain'))
+    if not facts['fits']:
+      raise InputError(f'engine.batch={batch}: {facts["problem"]}')
+    first, draft = (facts[f'predicted_ms_{name}'] for name in ('draft_first', 'draft'))
+    # Of a model the first pass and the others; of heads the whole draft at once.
+    drafts = (first, draft or 0.0) if first is not None else (draft or 0.0, 0.0)
+    seconds.append([facts['predicted_ms_plain'], facts['predicted_ms_verify'], *drafts])
+  by_batch = [dict(zip(batches, np.divide(column, 1e3).tolist(), strict=True)) for column in zip(*seconds, strict=True)]
+  return PlannedCosts(*by_batch)
+
+
+def row_of(one: Candidate, costs: Costs) -> dict[str, Any]:
+  """The fields that the module names, but for what --check measures."""
+  batch, acceptance = one.config.engine.batch, one.acceptance
+  if batch not in costs.batches:
+    raise InputError(f'engine.batch={batch} is beyond --most_batch={max(costs.batches)}: raise it')
+  gamma = advice.best_gamma(acceptance, costs, batch)
+  by_gamma = {each: advice.speedup(acceptance, costs, batch, each) for each in acceptance.gammas}
+  plain = costs.passes(batch, 1)
+  costs_are = 'measured' if isinstance(costs, MeasuredCosts) else 'predicted'
+  return {
+      'draft': one.name, 'rule': one.config.accept.rule, 'batch': batch,
+      'temperature': one.config.sampling.temperature, 'top_p': one.config.sampling.top_p, 'prompts': len(one.prompts),
+      'gamma': gamma, 'measured_overlap': acceptance.overlap,
+      'measured_overlap_interval': advice.interval(acceptance, lambda some: some.overlap),
+      'measured_accepted': acceptance.conditional_M,
+      'measured_accepted_intervals': advice.position_intervals(acceptance), 'measured_gamma': acceptance.gamma,
+      'measured_tokens_per_pass': float(acceptance.emitted_P.sum() / acceptance.passes_P.sum()),
+      f'{costs_are}_plain_ms': 1e3 * plain, f'{costs_are}_draft_cost': costs.draft(batch, gamma) / gamma / plain,
+      f'{costs_are}_verify_cost': [costs.passes(batch, width) / plain for width in range(1, acceptance.gamma + 2)],
+      f'{costs_are}_v': costs.passes(batch, gamma + 1) / plain,
+      f'{costs_are}_arithmetic_bound_at': advice.arithmetic_bound_at(costs, gamma), 'measured_speedup': None,
+      'predicted_speedup': by_gamma[gamma], 'predicted_by_gamma': by_gamma,
+      'predicted_interval': advice.interval(acceptance, lambda some: advice.speedup(some, costs, batch, gamma)),
+      'predicted_stops_paying_at': advice.stops_paying_at(acceptance, costs, gamma),
+      **_planned_tree(one, costs, batch)}
+
+
+def _planned_tree(one: Candidate, costs: Costs, batch: int) -> dict[str, Any]:
+  """The best static tree for heads by what they get right on the texts that were decoded; nothing for other drafts."""
+  drafter = one.session.engine.drafter
+  if one.config.drafter.name not in HEADS or not isinstance(drafter.tree, TreeSpec):
+    return {}
+  if not isinstance(costs, MeasuredCosts):
+    return {}  # a plan knows passes of the config's own tree only
+  levels = min(LEVELS, one.config.drafter.num_heads) if one.config.drafter.name == 'medusa' else LEVELS
+  texts = []
+  for prompt, said in zip(one.prompts, one.completions, strict=True):
+    ids = one.session.encode(prompt)
+    texts.append(Text(prompt.id, 'traffic', one.config.sampling.temperature, len(ids), (*ids, *said.token_ids)))
+  ranks_NTM = held_out_ranks(one.session.params, one.session.tokenizer.num_tokens, rows(texts, ROW_TOKENS), levels)
+  nodes = min(MAX_NODES, costs.tokens[-1] // batch - 1)
+  plain = costs.passes(batch, 1)
+  verify_cost = [costs.passes(batch, width) / plain for width in range(1, nodes + 2)]
+  draft_cost = costs.draft(batch, costs.gamma) / plain
+  at_once = one.config.drafter.name == 'medusa'  # all levels of a draft cost what one does
+  level_cost = 0.0 if at_once else draft_cost / drafter.tree.levels
+  best = plan_tree(acceptance_table(ranks_NTM, RANKS), verify_cost, level_cost, draft_cost if at_once else 0.0)
+  return {'tree': best.tree, 'predicted_tree_speedup': best.speedup}
+
+
+def check(one: Candidate, gamma: int, repeats: int) -> float:
+  """The speed-up that this γ really has, at the config's batch."""
+  config = one.config.copy_and_resolve_references()
+  config.engine.gamma = gamma
+  config.engine.widths = tuple(width for width in config.engine.widths if width <= gamma + 1)
+  if config.drafter.name in HEADS and not one.acceptance.is_tree:
+    config.drafter.tree = tuple((0,) * depth for depth in range(1, gamma + 1))
+  target = None if config.drafter.get('taps') else (one.session.params.target, one.session.tokenizer)
+  return bench.compare({one.name: Session.from_config(config, target)}, one.prompts, repeats)[-1]['speedup']
+
+
+def verdict(rows_found: Sequence[dict[str, Any]], most_batch: int) -> str:
+  """One sentence, which recommends no draft that is not expected to be faster than plain decoding."""
+  best = max(rows_found, key=lambda row: row['predicted_speedup'])
+  speedup, batch, ends = best['predicted_speedup'], best['batch'], best['predicted_stops_paying_at']
+  low, high = best['predicted_interval']
+  what, gain = f'{best["draft"]} with γ={best["gamma"]}', f'{speedup:.2f}'
+  if not speedup > 1:
+    return (f'Speculation does not pay at batch {batch}: decode plainly; the best of these drafts, {what}, would give '
+            f'{gain} times the speed of plain decoding.')
+  until = (f'it gains nothing from batch {ends} on' if ends is not None and ends > batch else
+           f'it still pays at batch {most_batch}' if ends is None else f'though it gains nothing at batch {ends}')
+  if not low > 1:
+    return (f'Speculation may pay at batch {batch}: {what} should give {gain} times the speed of plain decoding, but '
+            f'the interval ({low:.2f} to {high:.2f}) reaches down to no gain: measure more prompts, and --check.')
+  return (f'Speculation pays at batch {batch}: {what} should give {gain} times the speed of plain decoding '
+          f'({low:.2f} to {high:.2f}), and {until}.')
+
+
+def advise(config: ConfigDict, others: Sequence[str], most_batch: int, repeats: int, checks: bool = False,
+           topology: str = '', assume: Sequence[str] = ()) -> dict[str, Any]:
+  """Rows and verdict.
+
+  Raises:
+    InputError: whatever is wrong with configs, prompts or slice.
+    RunError: texts ended in numbers that are not finite.
+  """
+  prompts, configs = load_prompts(config.data), draft_configs(config, others)
+  candidates = candidates_of(configs, prompts, here=not topology)
+  if topology:
+    batches = sorted({config.engine.batch} | {1 << power for power in range(most_batch.bit_length())})
+    costs = [planned_costs(one.config, topology, assume, batches) for one in candidates]
+  else:
+    costs = measured_costs(candidates, prompts, most_batch, repeats)
+  found = [row_of(one, cost) for one, cost in zip(candidates, costs, strict=True)]
+  if checks:
+    for one, row in zip(candidates, found, strict=True):
+      row['measured_speedup'] = check(one, row['gamma'], repeats)
+  return {'verdict': verdict(found, most_batch), 'rows': found, **results.environment()}
+
+
+def show(advised: dict[str, Any]) -> None:
+  print_table(advised['rows'], COLUMNS, file=cli.output(), marked=lambda row: row['predicted_speedup'] <= 1)
+  for row in advised['rows']:
+    if row.get('tree'):
+      cli.say(f'{row["draft"]}: the best static tree has {len(row["tree"])} nodes and promises '
+              f'{row["predicted_tree_speedup"]:.2f} times the speed of plain decoding (drafter.tree and engine.gamma)')
+  cli.say(advised['verdict'])
+
+
+def main() -> None:
+  cli.refuse_job()
+  config = cli.config_of(CONFIG)
+  if TOPOLOGY.value:
+    if CHECK.value:
+      raise InputError('--check measures here, --topology predicts a slice: leave one out')
+    need_compiler()
+  elif ASSUME.value:
+    raise InputError('--assume is for the predictions of --topology: name a slice, or leave it out')
+  advised = advise(config, DRAFTS.value, MOST_BATCH.value, REPEATS.value, CHECK.value, TOPOLOGY.value, ASSUME.value)
+  show(advised)
+  cli.write_json(advised)
+
+
+if __name__ == '__main__':
+  CONFIG = cli.define_config()
+  DRAFTS = flags.DEFINE_list('drafts', [], 'FILE:variant of further configs, whose drafts are judged too.')
+  MOST_BATCH = flags.DEFINE_integer('most_batch', 16, 'The largest batch to say something about.', lower_bound=1)
+  REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed calls of each part; medians are taken.', lower_bound=1)
+  CHECK = flags.DEFINE_bool('check', False, 'Time the best γ of each draft against plain decoding too.')
+  TOPOLOGY = flags.DEFINE_string('topology', '', 'A slice such as v4-32: costs are predicted for it (launch.plan).')
+  ASSUME = flags.DEFINE_list('assume', [], 'NAME=NUMBER: assumptions of the plan to change.')
+  cli.run(main)

@@ -1,0 +1,166 @@
+"""`experiments.advise`: its statistics by hand, and the command on the toy."""
+
+import dataclasses
+
+from absl import flags
+import numpy as np
+import pytest
+
+from configs import tiny
+from experiments import advice, advise
+from experiments.advice import Acceptance, MeasuredCosts, PlannedCosts
+from models.errors import InputError
+from specdec import theory
+from specdec.metrics import Metrics
+
+FREE = MeasuredCosts((1, 100), (1.0, 1.0), 0.0, 4, True, True, 16)
+
+
+def metrics(rounds, gamma=4, drafted=None, overlap=0.5) -> Metrics:
+  """Of one text whose rounds accept so many drafted tokens."""
+  drafted = drafted or [gamma] * len(rounds)
+  at = lambda counts: tuple(sum(count > place for count in counts) for place in range(gamma))
+  tested = [min(kept + 1, count) for kept, count in zip(rounds, drafted, strict=True)]
+  narrow = sum(count == 0 for count in drafted)
+  return Metrics(
+      passes=len(rounds), emitted=sum(rounds) + len(rounds), accepted=sum(rounds), drafted=sum(drafted),
+      tested=sum(tested), drafted_at=at(drafted), tested_at=at(tested), accepted_at=at(rounds),
+      overlap_sum=overlap * sum(tested), passes_by_width=(narrow, len(rounds) - narrow))
+
+
+def acceptance(*texts: Metrics, widths=(1, 5), is_tree=False) -> Acceptance:
+  return Acceptance.of(texts, widths, is_tree)
+
+
+WORKED = metrics((4, 0, 2, 4, 1))  # the example of specdec/metrics.py
+
+
+def test_counts_of_the_worked_example():
+  counted = acceptance(WORKED)
+  assert counted.conditional_M == pytest.approx([.8, .75, 2 / 3, 1])
+  assert counted.overlap == pytest.approx(.5)
+  assert counted.steps_P(4) == pytest.approx([5]) and counted.steps_P(0) == pytest.approx([16])
+  # Of the first two drafted tokens 4 + 3 are kept in five rounds: 2.4 tokens a step.
+  assert counted.steps_P(2) == pytest.approx([16 / 2.4])
+
+
+def test_speedup_is_the_honest_form_of_theorem_3_8():
+  costs = MeasuredCosts((1, 2, 3, 4, 5, 10), (1.0, 1.1, 1.2, 1.3, 1.4, 2.4), 0.4, 4, True, True, 2)
+  counted = acceptance(WORKED)
+  assert advice.speedup(counted, costs, 1, 0) == 1
+  assert advice.speedup(counted, costs, 1, 4) == pytest.approx(theory.speedup_measured(3.2, 4, 0.1, 1.4))
+  assert advice.speedup(counted, costs, 1, 2) == pytest.approx(theory.speedup_measured(2.4, 2, 0.1, 1.2))
+  # Two rows: passes over 2 and 10 tokens, the draft grows as the plain pass does.
+  assert advice.speedup(counted, costs, 2, 4) == pytest.approx(3.2 * 1.1 / (2.4 + 0.4 * 1.1))
+
+
+def test_a_step_without_a_draft_runs_the_narrow_pass():
+  counted = acceptance(metrics((4, 0, 0, 2), drafted=[4, 0, 0, 2]))
+  assert counted.width_law(4, 1) == pytest.approx({1: .5, 5: .5})
+  assert counted.width_law(4, 2) == pytest.approx({1: .25, 5: .75}), 'both rows must draft nothing'
+  tree = dataclasses.replace(counted, is_tree=True)
+  assert tree.width_law(4, 2) == pytest.approx({1: .25, 5: .75}) and tree.gammas == [4]
+  several = dataclasses.replace(counted, widths=(1, 3, 5))
+  assert several.width_law(4, 1) == pytest.approx({1: .5, 3: .25, 5: .25})
+  assert several.width_law(1, 1) == pytest.approx({1: .5, 2: .5})
+
+
+@pytest.mark.parametrize('alpha, draft_cost', [(.5, .01), (.6, .05), (.7, .1), (.8, .3), (.2, .4)])
+def test_best_gamma_is_that_of_the_formula(alpha, draft_cost):
+  """With passes that cost alike and acceptance alike at every position, it is Leviathan et al.'s."""
+  most = 12
+  kept = [round(1e6 * alpha**place) for place in range(1, most + 1)]
+  text = dataclasses.replace(
+      metrics((0,), most), passes=10**6, emitted=10**6 + sum(kept), accepted=sum(kept), accepted_at=tuple(kept),
+      drafted_at=(10**6,) * most, passes_by_width=(0, 10**6))
+  costs = MeasuredCosts((1, most + 1), (1.0, 1.0), most * draft_cost, most, True, True, 1)
+  counted = acceptance(text, widths=(1, most + 1))
+  best = advice.best_gamma(counted, costs, 1)
+  assert best == max(theory.optimal_gamma(alpha, draft_cost, most), 1)
+  assert advice.speedup(counted, costs, 1, best) == pytest.approx(
+      theory.speedup_leviathan(alpha, best, draft_cost), rel=1e-4)
+
+
+def test_mean_of_largest_by_enumeration():
+  values = np.array([3.0, 1.0, 7.0])
+  for batch in (1, 2, 3):
+    drawn = np.stack(np.meshgrid(*[values] * batch), axis=-1).reshape(-1, batch)
+    assert advice.mean_of_largest(values, batch) == pytest.approx(drawn.max(axis=1).mean())
+
+
+def test_crossover_by_hand():
+  """A pass over n tokens takes 8 + n: three tokens a step of five, so 3 (8 + B) > 8 + 5 B while B < 8."""
+  costs = MeasuredCosts((1, 200), (9.0, 208.0), 0.0, 4, True, True, 16)
+  counted = acceptance(metrics((2, 2, 2, 2)), widths=(5,))
+  assert advice.speedup(counted, costs, 7, 4) > 1 > advice.speedup(counted, costs, 9, 4)
+  assert advice.stops_paying_at(counted, costs, 4) == 8
+  assert advice.stops_paying_at(counted, dataclasses.replace(costs, most_batch=7), 4) is None
+  assert advice.arithmetic_bound_at(costs, 4) == 2  # 8 + 5 B >= 18
+  assert advice.arithmetic_bound_at(FREE, 4) is None
+
+
+def test_interval_over_prompts():
+  alike = acceptance(*[WORKED] * 5)
+  assert advice.interval(alike, lambda some: advice.speedup(some, FREE, 1, 4)) == pytest.approx((3.2, 3.2))
+  low, high = advice.interval(acceptance(metrics((4,)), metrics((0,))), lambda some: some.overlap)
+  assert (low, high) == pytest.approx((.5, .5))
+  low, high = advice.interval(acceptance(metrics((4,), overlap=1), metrics((3,), overlap=0)), lambda some: some.overlap)
+  assert (low, high) == pytest.approx((0, 1)), 'one of the prompts alone'
+  nothing = acceptance(metrics((0,), drafted=[0]))
+  assert np.isnan(advice.interval(nothing, lambda some: some.overlap)).all()
+  assert np.isnan(advice.position_intervals(nothing)).all()
+
+
+def test_planned_costs():
+  costs = PlannedCosts({1: .01, 4: .02}, {1: .012, 4: .03}, {1: .002, 4: .003}, {1: .001, 4: .001})
+  assert (costs.batches, costs.passes(4, 1), costs.passes(4, 3)) == ([1, 4], .02, .03)
+  assert costs.draft(1, 1) == .002 and costs.draft(1, 4) == pytest.approx(.005)
+  assert advice.speedup(acceptance(WORKED, widths=(5,)), costs, 1, 4) == pytest.approx(3.2 * .01 / .017)
+
+
+def row(speedup, low, high, ends=None, batch=1):
+  return {'draft': 'lookup', 'gamma': 5, 'batch': batch,
+          'predicted_speedup': speedup, 'predicted_interval': (low, high), 'predicted_stops_paying_at': ends}
+
+
+@pytest.mark.parametrize('rows, said', [
+    ([row(1.6, 1.5, 1.7, 8), row(1.2, 1.1, 1.3)], 'pays at batch 1: lookup with γ=5 should give 1.60 times the speed '
+     'of plain decoding (1.50 to 1.70), and it gains nothing from batch 8 on'),
+    ([row(1.6, 1.5, 1.7)], 'it still pays at batch 16'),
+    ([row(1.1, .9, 1.2)], 'may pay at batch 1: lookup with γ=5 should give 1.10 times the speed of plain decoding, but '
+     'the interval (0.90 to 1.20)'),
+    ([row(.93, .9, 1.1), row(.8, .7, .9)], 'does not pay at batch 1: decode plainly; the best of these drafts, lookup '
+     'with γ=5, would give 0.93')])
+def test_verdict(rows, said):
+  assert said in advise.verdict(rows, 16)
+
+
+@pytest.mark.parametrize('speedup', [0.0, .5, 1.0, float('nan')])
+def test_no_verdict_recommends_what_does_not_gain(speedup):
+  assert 'decode plainly' in advise.verdict([row(speedup, .5, 1.5)], 16)
+
+
+def test_on_the_toy():
+  flags.FLAGS.mark_as_parsed()
+  config = tiny.get_config('lookup')
+  config.sampling.max_new_tokens, config.engine.capacity = 12, 256
+  config.data.text = 'to be or not to be'
+  advised = advise.advise(config, ['configs/tiny.py:self', 'configs/tiny.py:none'], 2, 1, checks=True)
+  assert [row['draft'] for row in advised['rows']] == ['lookup', 'self']
+  for row in advised['rows']:
+    assert 1 <= row['gamma'] <= 4 and len(row['measured_verify_cost']) == 5 and row['measured_verify_cost'][0] == 1
+    assert row['predicted_speedup'] == max(row['predicted_by_gamma'].values())
+    assert row['predicted_interval'] == pytest.approx([row['predicted_speedup']] * 2)  # of one prompt
+    assert row['measured_tokens_per_pass'] >= 1 and row['measured_speedup'] > 0
+    assert len(row['measured_accepted']) == len(row['measured_accepted_intervals']) == 4
+  advise.show(advised)
+
+
+def test_wrong_input():
+  with pytest.raises(InputError, match='no draft to judge'):
+    advise.draft_configs(tiny.get_config('none'), [])
+  config = tiny.get_config('lookup')
+  config.engine.adaptive.enabled = True
+  with pytest.raises(InputError, match=r'engine\.adaptive\.enabled to False'):
+    advise.draft_configs(config, [])
+  assert list(advise.draft_configs(tiny.get_config('self'), ['configs/tiny.py:self'])) == ['self', 'self 2']
