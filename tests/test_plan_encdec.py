@@ -48,7 +48,7 @@ def test_structure_and_table():
   assert not any(any(counts.values()) for counts in facts['all_reduces_per_pass'].values()), 'one chip has no links'
   rows = {row['name']: row for row in facts['workloads']}
   assert rows['en-de greedy']['published_speedup'] == 3.4 and rows['cnn/dm greedy']['published_speedup'] is None
-  assert all(row['measured_ms_per_token'] is None and row['predicted_speedup'] > 1 for row in rows.values())
+  assert all(row['measured_ms_per_token'] is None and row['predicted_speedup'] > 0 for row in rows.values())
 
 
 @needs_libtpu
