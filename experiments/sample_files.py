@@ -30,7 +30,7 @@ def read_samples(path: str) -> list[Sample]:
 def _sample(path: str, number: int, line: bytes) -> Sample:
   try:
     row = json.loads(line)
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise InputError(f'{path}, line {number} is not JSON') from error
   fields = [row.get(name) if isinstance(row, dict) else None for name in ('task_id', 'completion')]
   if not all(isinstance(field, str) for field in fields):

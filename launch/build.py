@@ -47,6 +47,7 @@ PRECISIONS = ('default', 'high', 'highest')
 LEAST = {'engine.gamma': 0, 'engine.capacity': 2, 'engine.batch': 1, 'engine.attention_block': 0, 'engine.rows': 1,
          'sampling.max_new_tokens': 1}
 MOST = 1 << 30  # sums of two such numbers fit into 32 bits
+MOST_ROWS = 1 << 16  # of a batch: lists of that many are made on the host
 
 AnyTokenizer = Tokenizer | ByteTokenizer
 
@@ -54,8 +55,9 @@ AnyTokenizer = Tokenizer | ByteTokenizer
 def check_fields(config: ConfigDict) -> None:
   """Refuses what is wrong whatever the model, so that it is said before one is loaded."""
   for field, least in LEAST.items():
-    if not least <= config[field] <= MOST:
-      raise InputError(f'{field}={config[field]} must lie in {least}..{MOST}')
+    most = MOST_ROWS if field == 'engine.batch' else MOST
+    if not least <= config[field] <= most:
+      raise InputError(f'{field}={config[field]} must lie in {least}..{most}')
   for width in config.engine.widths:
     if not isinstance(width, int) or not 1 <= width <= config.engine.gamma + 1:
       raise InputError(f'engine.widths holds {width!r}: widths lie in 1..{config.engine.gamma + 1}, engine.gamma + 1')

@@ -16,6 +16,7 @@ from models.errors import InputError
 
 HELD_OUT = 20  # one text in so many is not trained on
 OPEN_ROWS = 64  # that a text may still go into
+MOST_IDS = 2**31  # tokens are kept in 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +61,23 @@ def read_texts(directory: str) -> list[Text]:
 
 def _read_unit(path: pathlib.Path) -> list[Text]:
   try:
-    return [Text(**entry | {'tokens': tuple(entry['tokens'])}) for entry in json.loads(path.read_text())['texts']]
-  except (OSError, ValueError, KeyError, TypeError) as error:
+    return [_text(**entry) for entry in json.loads(path.read_text())['texts']]
+  except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
     raise InputError(f'{path} is no unit of a corpus ({error}): make it again') from error
+
+
+def _text(id: str, kind: str, temperature: float, prompt_length: int, tokens: list[int]) -> Text:
+  """A text of a unit, its fields checked: a ValueError says which is wrong."""
+  is_id = lambda value: type(value) is int and 0 <= value < MOST_IDS
+  right = {
+      'id': isinstance(id, str), 'kind': isinstance(kind, str), 'temperature': type(temperature) in (int, float),
+      'tokens': isinstance(tokens, list) and all(map(is_id, tokens)),
+      'prompt_length': is_id(prompt_length) and prompt_length <= len(tokens)}
+  for name, fits in right.items():
+    if not fits:
+      raise ValueError(f'{name} of a text is wrong')
+  id.encode()  # half of a character has no hash
+  return Text(id, kind, temperature, prompt_length, tuple(tokens))
 
 
 def rows(texts: Iterable[Text], length: int) -> list[dict[str, np.ndarray]]:

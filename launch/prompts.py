@@ -279,6 +279,8 @@ def _json_object(path: pathlib.Path, number: int, line: str) -> dict:
     row = json.loads(line)
   except json.JSONDecodeError as error:
     raise InputError(f'{path}, line {number} is not JSON: {error.msg} at column {error.colno}') from error
+  except (ValueError, RecursionError) as error:  # a number or a nesting that Python does not follow
+    raise InputError(f'{path}, line {number} is not JSON that can be read: {error}') from error
   if not isinstance(row, dict):
     raise InputError(f'{path}, line {number} is not a JSON object')
   return row

@@ -90,7 +90,7 @@ def check_rows(path: str | None) -> None:
 def _is_row(line: bytes) -> bool:
   try:
     return isinstance(json.loads(line), dict)
-  except ValueError:  # broken JSON, or a character torn in two
+  except (ValueError, RecursionError):  # broken JSON, a character torn in two, or brackets without end
     return False
 
 

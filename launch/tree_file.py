@@ -14,7 +14,7 @@ def read_tree(path: str) -> tuple[tuple[int, ...], ...]:
   try:
     with open(path, encoding='utf-8') as file:
       content = json.load(file)
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, RecursionError) as error:
     raise InputError(f'drafter.tree={path!r}: {error}: name a file that experiments.plan_tree wrote, or write the '
                      'paths into the config') from error
   paths = content.get('tree') if isinstance(content, dict) else None

@@ -100,7 +100,7 @@ class WorkUnits:
 def _read(path: pathlib.Path) -> Any:
   try:
     return json.loads(path.read_text())
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, RecursionError) as error:
     raise InputError(f'{path} is broken: remove it ({error})') from error
 
 

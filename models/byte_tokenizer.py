@@ -20,7 +20,10 @@ class ByteTokenizer:
     return {token: f'<0x{token:02X}>' for token in range(NUM_BYTES)} | {NUM_BYTES: '<end>'}
 
   def encode(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
-    return list(text.encode())
+    try:
+      return list(text.encode())
+    except UnicodeEncodeError as error:
+      raise InputError(f'the text cannot be encoded: half of a surrogate pair at character {error.start}') from None
 
   def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
     return b''.join(self.piece(token) for token in ids).decode('utf-8', 'replace')
