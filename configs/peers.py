@@ -3,7 +3,7 @@
     python -m experiments.peers.timing --config=configs/peers.py
     python -m experiments.peers.timing --config=configs/peers.py:quick
 
-About ten minutes on two cores; `quick` about one. Needs `pip install -e .[peers,data]`.
+About twenty minutes on two cores; `quick` about two. Needs `pip install -e .[peers,data]`.
 """
 
 import ml_collections
@@ -39,5 +39,17 @@ def get_config(variant: str = 'full') -> ml_collections.ConfigDict:
       {'num_pred_tokens': 2},  # what its documentation advises for CPUs
       {'num_pred_tokens': 5},
       {'num_pred_tokens': 10},
+  ][:1 if quick else None]
+  # A draft model, the same for all: a directory or file of its own, or the target's first layers.
+  config.draft = ''
+  config.draft_layers = 4
+  config.ours_draft = (2,) if quick else (1, 2, 4)  # γ
+  fixed = {'num_assistant_tokens_schedule': 'constant', 'assistant_confidence_threshold': 0.0}
+  config.assisted = [
+      {'num_assistant_tokens': 2} | fixed,
+      {'num_assistant_tokens': 4} | fixed,
+      # γ that changes: by what was accepted, and by the draft's own confidence (what transformers does by itself).
+      {'num_assistant_tokens': 4} | fixed | {'num_assistant_tokens_schedule': 'heuristic'},
+      {'num_assistant_tokens': 20} | fixed | {'assistant_confidence_threshold': 0.4},
   ][:1 if quick else None]
   return config.lock()

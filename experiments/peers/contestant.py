@@ -11,13 +11,14 @@ class Contestant:
 
   Attributes:
     software, version: what it is.
-    drafter: 'none' or 'lookup'.
+    drafter: 'none', 'lookup', or 'draft' for a draft model.
     settings: of the drafter, in the software's own words.
     prepare: prompt ids -> whatever `decode` needs, the cache of all prompt ids but the newest if it can. Not timed.
     decode: prepared -> what was generated. Timed.
     tokens: what was generated -> ids, the end-of-text id included. Not timed.
     first: for software that cannot take a cache: prepared -> what was generated when it stops at the first token.
       Timed, and taken off the time of `decode`.
+    passes: for software that can tell: `decode`, prepared -> target passes that decoding it takes. Decodes, not timed.
   """
 
   software: str
@@ -28,6 +29,7 @@ class Contestant:
   decode: Callable[[Any], Any]
   tokens: Callable[[Any], list[int]] = list
   first: Callable[[Any], Any] | None = None
+  passes: Callable[[Callable[[Any], Any], Any], int] | None = None
 
   @property
   def name(self) -> str:

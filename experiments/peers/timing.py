@@ -3,8 +3,9 @@
     pip install -e .[peers,data]
     python -m experiments.peers.timing --config=configs/peers.py [--out=peers.jsonl]
 
-Each piece of software runs its own greedy `generate`, plain and with its own prompt lookup at several settings, on all
-cores. Times are of new tokens only: the prompt is in the cache before the clock starts, or its time is taken off.
+Each piece of software runs its own greedy `generate` on all cores: plain, with its own prompt lookup at several
+settings and, but for llama.cpp, with the same draft model. Times are of new tokens only: the prompt is in the cache
+before the clock starts, or its time is taken off.
 Contestants take turns on each prompt; medians are summed over the prompts of a task. `first_divergence` is where a
 contestant's text first differs from this project's plain text (rounding differs, so near-ties may fall either way).
 """
@@ -32,7 +33,7 @@ from models.tokenizer import Tokenizer
 
 PACKAGES = {'specdec': (), 'transformers': ('torch', 'transformers'), 'llama.cpp': ('llama_cpp',)}
 SECTIONS = ('model', 'tasks', 'form', 'prompts', 'new_tokens', 'capacity', 'repeats', 'software', 'ours',
-            'transformers', 'llama_cpp')
+            'transformers', 'llama_cpp', 'draft', 'draft_layers', 'ours_draft', 'assisted')
 COLUMNS = (
     Column('task'), Column('software'), Column('drafter'), Column('setting'), Column('ms_per_token', 'ms/token', '.2f'),
     Column('ms_per_token_p10', 'p10', '.2f'), Column('ms_per_token_p90', 'p90', '.2f'),
@@ -58,10 +59,15 @@ def contestants(config: Any, directory: str) -> tuple[list[Contestant], Tokenize
   decoder, _ = load_decoder(path)
   tokenizer = Tokenizer.from_gguf(path)
   eos_ids = sorted(tokenizer.eos_ids)
-  found = ours.contestants(decoder, tokenizer, _plain(config.ours), config.new_tokens, config.capacity)
+  draft = load_decoder(config.draft)[0] if config.draft else decoder.first_layers(config.draft_layers)
+  found = ours.contestants(decoder, tokenizer, _plain(config.ours), config.new_tokens, config.capacity, draft,
+                           config.ours_draft)
   if 'transformers' in config.software:
-    export_hf(decoder, directory)
-    found += hugging_face.contestants(directory, eos_ids, _plain(config.transformers), config.new_tokens)
+    target_files, draft_files = (os.path.join(directory, name) for name in ('target', 'draft'))
+    export_hf(decoder, target_files)
+    export_hf(draft, draft_files)
+    found += hugging_face.contestants(target_files, eos_ids, _plain(config.transformers), config.new_tokens,
+                                      draft_files, _plain(config.assisted))
   if 'llama.cpp' in config.software:
     file = os.path.join(directory, 'model.gguf')
     export_gguf(decoder, file, path)
@@ -73,10 +79,14 @@ def _plain(settings: Any) -> list[dict[str, Any]]:
   return results.plain(settings)
 
 
+def data_of(config: Any, task: str) -> types.SimpleNamespace:
+  """The `data` section of a task's prompts."""
+  return types.SimpleNamespace(kind=task, form=config.form, limit=config.prompts, offset=0)
+
+
 def run_task(config: Any, task: str, all_contestants: Sequence[Contestant], tokenizer: Tokenizer) -> list[dict]:
   """Times all contestants on the prompts of one task: one row each."""
-  data = types.SimpleNamespace(kind=task, form=config.form, limit=config.prompts, offset=0)
-  all_ids = [encode(prompt, tokenizer, config) for prompt in prompts.load_prompts(data)]
+  all_ids = [encode(prompt, tokenizer, config) for prompt in prompts.load_prompts(data_of(config, task))]
   timings = [_measure(all_contestants, ids, config.repeats) for ids in track(all_ids, len(all_ids), task)]
   rows = [_row(contestant, task, [timed[contestant.name] for timed in timings]) for contestant in all_contestants]
   return _compared(rows)
@@ -137,12 +147,14 @@ def _compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
   """Adds what follows from rows together; the texts themselves are dropped."""
   plain = {row['software']: row for row in rows if row['drafter'] == 'none'}
   reference = plain['specdec']['texts']
-  best = {drafter: min(row['ms_per_token'] for row in rows if (row['software'], row['drafter']) == ('specdec', drafter))
-          for drafter in ('none', 'lookup') if any(row['drafter'] == drafter for row in rows)}
+  best: dict[str, float] = {}
+  for row in rows:
+    if row['software'] == 'specdec':
+      best[row['drafter']] = min(row['ms_per_token'], best.get(row['drafter'], float('inf')))
   for row in rows:
     divergences = [first_divergence(text, other) for text, other in zip(row['texts'], reference, strict=True)]
     row['own_speedup'] = plain[row['software']]['ms_per_token'] / row['ms_per_token']
-    row['ours_over_it'] = row['ms_per_token'] / best[row['drafter']]
+    row['ours_over_it'] = row['ms_per_token'] / best[row['drafter']] if row['drafter'] in best else None
     row['first_divergence'] = divergences
     row['same_text'] = f'{divergences.count(None)} of {len(divergences)}'
   return [{name: value for name, value in row.items() if name != 'texts'} for row in rows]
@@ -157,7 +169,7 @@ def first_divergence(text: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
-  """Plain against plain, and best lookup against best lookup, by task."""
+  """Plain against plain, best lookup against best lookup, best draft against best draft, by task."""
   lines = []
   for task in dict.fromkeys(row['task'] for row in rows):
     best: dict[tuple[str, str], dict] = {}
@@ -166,9 +178,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
       if row['task'] == task and (key not in best or row['ms_per_token'] < best[key]['ms_per_token']):
         best[key] = row
     for (software, drafter), row in best.items():
-      if software != 'specdec':
+      if software != 'specdec' and ('specdec', drafter) in best:
         ours_ms = best['specdec', drafter]['ms_per_token']
-        kind = 'plain' if drafter == 'none' else 'best lookup'
+        kind = 'plain' if drafter == 'none' else f'best {drafter}'
         lines.append(f"{task}, {kind}: specdec {ours_ms:.2f} ms/token, {software} {row['ms_per_token']:.2f}: "
                      f"{ours_ms / row['ms_per_token']:.2f} of its time")
   return lines
