@@ -165,8 +165,18 @@ def _tidy(axis: 'plt.Axes') -> None:
 
 def gamma_figure(rows: Sequence[Row]) -> 'plt.Figure':
   """Three panels over gamma: time per 128 tokens, acceptance, time of a step (as Chen et al., 2023, Figure 1)."""
-  figure, (time, acceptance, loop) = plt.subplots(1, 3, figsize=(13, 4.2), layout='constrained')
+  figure, axes = plt.subplots(1, 3, figsize=(13, 4.2), layout='constrained')
   figure.get_layout_engine().set(wspace=0.05)
+  gamma_panels(axes, rows)
+  handles, labels = axes[0].get_legend_handles_labels()
+  if any(labels):
+    figure.legend(handles, labels, loc='outside lower center', ncols=min(4, len(labels)), frameon=False, fontsize=9)
+  return figure
+
+
+def gamma_panels(axes: 'Sequence[plt.Axes]', rows: Sequence[Row]) -> None:
+  """The panels of `gamma_figure`, without its legend."""
+  time, acceptance, loop = axes
   for colour, (label, points) in zip(_colours(), curves(rows).items(), strict=False):
     _time_panel(time, points, colour, label)
     _line(acceptance, points, [_acceptance(row) for row in points], colour)
@@ -177,17 +187,13 @@ def gamma_figure(rows: Sequence[Row]) -> 'plt.Figure':
   loop.set(ylabel='ms per step', title='Step time')
   loop.set_ylim(bottom=0)
   time.set_ylim(bottom=0)
-  for axis in (time, acceptance, loop):
+  for axis in axes:
     axis.set_xlabel('γ (drafted tokens per step)')
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.title.set_fontsize(10)
     _tidy(axis)
   if any(map(is_slower, rows)):
     time.plot([], [], 'o', color=SLOWER, markerfacecolor='none', markersize=10, label='slower than plain')
-  handles, labels = time.get_legend_handles_labels()
-  if any(labels):
-    figure.legend(handles, labels, loc='outside lower center', ncols=min(4, len(labels)), frameon=False, fontsize=9)
-  return figure
 
 
 def _colours() -> list[str]:
