@@ -1,0 +1,94 @@
+"""Table 1 and Figure 1 of Chen et al. (2023): the model of one parameter, the paper's rows, the toy's beside them."""
+
+from absl import flags
+import pytest
+
+from configs import chen_figure1, chen_table1, chinchilla
+from experiments import chen, sweep
+from experiments.published import CHEN_FIGURE_1, CHEN_TABLE_1
+from models.errors import InputError
+
+
+@pytest.mark.parametrize('gamma', CHEN_FIGURE_1['humaneval_ms'])
+def test_one_parameter_gives_the_humaneval_curve(gamma):
+  """alpha = .876, a step of 14.1 + 2.07 γ ms: within 3 % of every point that was read off Figure 1."""
+  published = CHEN_FIGURE_1['humaneval_ms'][gamma]
+  assert chen.one_parameter_ms(chen.IMPLIED_ALPHA['humaneval'], gamma) == pytest.approx(published, rel=.03)
+
+
+def test_one_parameter_step_is_linear():
+  assert chen.one_parameter_ms(0.0, 3) == pytest.approx(128 * (14.1 + 3 * 2.07), rel=1e-3)
+
+
+@pytest.mark.parametrize('task, name', [('humaneval', 'humaneval'), ('xsum', 'xsum nucleus')])
+def test_implied_alpha_gives_table_1(task, name):
+  ms = chinchilla.WORKLOADS[name]['published_ms']
+  assert chinchilla.WORKLOADS[name]['alpha'] == chen.IMPLIED_ALPHA[task]
+  assert chen.one_parameter_ms(chen.IMPLIED_ALPHA[task], 4) / 128 == pytest.approx(ms, rel=.01)
+
+
+def test_xsum_has_its_best_gamma_near_the_published_one():
+  times = [chen.one_parameter_ms(chen.IMPLIED_ALPHA['xsum'], gamma) for gamma in range(8)]
+  assert abs(times.index(min(times)) - CHEN_FIGURE_1['xsum_best_gamma']) <= 1
+
+
+def kinds(row):
+  """Which of the columns that must not mix a row fills."""
+  return {name.partition('_')[0] for name, value in row.items()
+          if value is not None and name.startswith(('measured_', 'predicted_', 'published_'))}
+
+
+def test_rows_of_the_paper_are_published_and_predicted():
+  rows = chen.published_rows(chen_table1.get_config())
+  assert [row['published_ms_per_token'] for row in rows if row['gamma']] == [row[6] for row in CHEN_TABLE_1['rows']]
+  assert {row['task'] for row in rows} == set(chen_table1.TASKS)
+  assert all(kinds(row) == {'published', 'predicted'} and row['predicted_slice_speedup'] >= 1 for row in rows)
+
+
+def test_points_of_the_paper():
+  rows = chen.paper_points(chen_figure1.get_config())
+  by_point = {(row['task'], row['gamma']): row for row in rows}
+  assert len(rows) == 16 and all(row['predicted_ms'] > 0 for row in rows)
+  for name in ('ms', 'acceptance'):
+    for task in ('humaneval', 'xsum'):
+      read = {gamma: by_point[task, gamma][f'published_{name}'] for gamma in range(8)}
+      assert {gamma: value for gamma, value in read.items() if value is not None} == CHEN_FIGURE_1[f'{task}_{name}']
+  row = by_point['humaneval', 7]
+  assert row['predicted_ms'] == pytest.approx(128 * row['predicted_loop_ms'] / (8 * row['predicted_acceptance']))
+  with pytest.raises(InputError, match='no rows of topology'):
+    chen.planned(chen_figure1.get_config().plan, 'v4-8')
+
+
+def test_sweep_of_the_figure():
+  points = sweep.points_of(chen_figure1.get_config())
+  assert len(points) == 2 * 2 * 8
+  settings = {(point.config.data.kind, point.config.sampling.temperature, point.config.sampling.top_p)
+              for point in points}
+  assert settings == {('humaneval', .8, .95), ('news', 1.0, .8)}
+
+
+def test_figure_of_given_rows(tmp_path):
+  """What is measured is drawn, and kept, apart from the paper's."""
+  made = [{'base': 'configs/smollm2.py:lookup', 'overrides': {'engine.gamma': gamma, 'data.kind': 'news'},
+           'drafter': 'lookup', 'task': 'news', 'gamma': gamma, 'ms_per_token': 10.0, 'ms_per_token_p10': 9.0,
+           'ms_per_token_p90': 12.0, 'tokens_per_pass': 1 + gamma / 2, 'ms_per_round': 10 + gamma, 'speedup': 1.0}
+          for gamma in range(3)]
+  measured = [chen.measured_point(row) for row in made]
+  assert all(kinds(row) == {'measured'} for row in measured)
+  assert (measured[2]['measured_ms'], measured[2]['measured_ms_p90']) == (1280, 1536)
+  assert measured[2]['measured_acceptance'] == pytest.approx(2 / 3) and measured[2]['measured_loop_ms'] == 12
+  rows = measured + chen.paper_points(chen_figure1.get_config())
+  assert all(kinds(row) == {'published', 'predicted'} or kinds(row) == {'predicted'} for row in rows[3:])
+  chen.draw(rows, str(tmp_path / 'figure.png'))
+  assert (tmp_path / 'figure.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_summaries_of_the_toy():
+  """Greedy, so every draft's texts and scores are plain decoding's; trained drafts that are not there are left out."""
+  flags.FLAGS.mark_as_parsed()
+  config = chen_table1.get_config('tiny').unlock()
+  config.drafts = ('configs/tiny.py:lookup', 'configs/smollm2.py:model')
+  rows = chen.measured_rows(config, 'xsum greedy', None)
+  assert [row['drafter'] for row in rows] == ['none', 'lookup'] and {row['metric'] for row in rows} == {'ROUGE-2'}
+  assert rows[0]['measured_difference'] is None and rows[1]['measured_difference'].mean == 0
+  assert all('published' not in kinds(row) and 'predicted_slice_speedup' not in row for row in rows)
