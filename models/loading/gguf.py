@@ -221,7 +221,11 @@ class GgufFile:
     else:
       tensor = gguf.quants.dequantize(data.reshape(*entry.shape[:-1], -1), entry.kind)
     heads = self._interleaved_heads(name)
-    return half_split(tensor, heads) if heads else tensor
+    if heads is None:
+      return tensor
+    if heads < 1 or not tensor.size or len(tensor) % (2 * heads):
+      raise InputError(f'{self.path}: tensor {name!r} of shape {entry.shape} does not fit {heads} heads')
+    return half_split(tensor, heads)
 
   def _interleaved_heads(self, name: str) -> int | None:
     """Over how many heads the rows are interleaved: N for q, K for k, and only in the llama architecture."""
@@ -229,7 +233,7 @@ class GgufFile:
     if which is None or self.architecture != 'llama':
       return None
     num_heads = self.get('llama.attention.head_count', int)
-    return num_heads if which[1] == 'q' else self.get('llama.attention.head_count_kv', int, num_heads)
+    return num_heads if which[1] == 'q' else self.get('llama.attention.head_count_kv', int, num_heads) or num_heads
 
 
 @functools.cache
