@@ -11,7 +11,7 @@ acceptance by position, in the place of one alpha: Leviathan et al., 2023, equat
 
 from collections.abc import Callable, Sequence
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -49,6 +49,19 @@ class Acceptance:
     column = lambda name: np.array([getattr(one, name) for one in metrics], float)
     return cls(column('emitted'), column('passes'), column('tested'), column('overlap_sum'), column('drafted_at'),
                column('tested_at'), column('accepted_at'), column('passes_by_width'), widths, is_tree)
+
+  @classmethod
+  def from_counts(cls, counts: dict[str, Any]) -> 'Acceptance':
+    """Back from JSON.
+
+    Raises:
+      KeyError, TypeError, ValueError: not all fields, others, or no counts.
+    """
+    arrays = {name: np.array(value, float) for name, value in counts.items() if name not in ('widths', 'is_tree')}
+    found = cls(**arrays, widths=tuple(map(int, counts['widths'])), is_tree=bool(counts['is_tree']))
+    if not len(found) or any(len(array) != len(found) for array in arrays.values()):
+      raise ValueError('counts of different numbers of prompts')
+    return found
 
   def __len__(self) -> int:
     return len(self.emitted_P)

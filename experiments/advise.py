@@ -11,14 +11,20 @@ is weighed, so let it be generous. Three things are measured: what the drafts ge
 with each; passes over 1, 2, ... tokens; and a draft, alone. The rest follows (`experiments/advice.py`), and --check
 times the best γ of each draft against plain decoding.
 
-With --topology the costs are those that `launch.plan` predicts for the slice, batch by batch (compiled one by one);
-the prompts are decoded on this machine. Fields of a row, one for each draft:
+With --topology the costs are those that `launch.plan` predicts for the slice, batch by batch (compiled one by one). The
+prompts are decoded on this machine; or, of a target that is too large for it, --counts names what an earlier run wrote
+by --json_out, on some slice or with a smaller target whose drafts are accepted alike, and nothing is decoded:
+
+    python -m experiments.advise --config=configs/chinchilla.py --topology=v4-32 --counts=advice.json
+
+Fields of a row, one for each draft:
 
     draft, rule, batch, temperature, top_p, prompts     as asked for
     gamma                                       the best, by prediction
     measured_overlap, _overlap_interval         alpha: mean of sum min(target, draft), 95 % bootstrap over prompts
     measured_accepted, _accepted_intervals      by position: kept, where tested
     measured_gamma, _tokens_per_pass            of the decoding that was counted
+    measured_counts                             by prompt (`advice.Acceptance`), for --counts
     measured_plain_ms                           a pass over one token of each row
     measured_draft_cost, _verify_cost, _v       c of a draft of `gamma` tokens; v(1), v(2), ... at `batch`; v(gamma + 1)
     measured_arithmetic_bound_at                the smallest batch at which a pass over `gamma` + 1 tokens takes two
@@ -34,6 +40,8 @@ Costs of a slice have the names predicted_plain_ms and so on. A batch is null wh
 from collections.abc import Sequence
 import dataclasses
 import functools
+import json
+import pathlib
 from typing import Any
 
 from absl import flags
@@ -78,27 +86,24 @@ COLUMNS = (
     Column('measured_speedup', 'measured speed-up', '.2f'))
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Candidate:
   """A draft and what is known of it.
 
   Attributes:
     name: of the draft.
     config: to decode with it.
-    session: at batch 1.
+    acceptance: by prompt.
+    session: at batch 1; None where nothing was decoded here.
     prompts, completions: what it was asked, and said.
   """
 
   name: str
   config: ConfigDict
-  session: Session
-  prompts: Sequence[Prompt]
-  completions: list[Completion]
-
-  @functools.cached_property
-  def acceptance(self) -> Acceptance:
-    engine = self.session.engine
-    return Acceptance.of([one.metrics for one in self.completions], engine.verify_widths, engine.drafter.is_tree)
+  acceptance: Acceptance
+  session: Session | None = None
+  prompts: Sequence[Prompt] = ()
+  completions: Sequence[Completion] = ()
 
   @property
   def by_token(self) -> bool:
@@ -146,10 +151,31 @@ def candidates_of(configs: dict[str, ConfigDict], prompts: Sequence[Prompt], her
       alone.mesh.data = alone.mesh.model = 1
     shared = (found[0].session.params.target, found[0].session.tokenizer) if found else None
     session = Session.from_config(alone, shared if not config.drafter.get('taps') else None)
-    found.append(Candidate(name, config, session, prompts, session.generate(prompts)))
-    if any(text.reason == 'error' for text in found[-1].completions):
+    texts, engine = session.generate(prompts), session.engine
+    if any(text.reason == 'error' for text in texts):
       raise RunError(f'{name}: a text ended in numbers that are not finite, so no advice can rest on it')
+    acceptance = Acceptance.of([text.metrics for text in texts], engine.verify_widths, engine.drafter.is_tree)
+    found.append(Candidate(name, config, acceptance, session, prompts, texts))
   return found
+
+
+def counted(configs: dict[str, ConfigDict], path: str) -> list[Candidate]:
+  """The same from the file of an earlier run, by the names of the drafts.
+
+  Raises:
+    InputError: a file that is none, that lacks one of the drafts, or counted it at another γ.
+  """
+  try:
+    rows = {row['draft']: Acceptance.from_counts(row['measured_counts'])
+            for row in json.loads(pathlib.Path(path).read_text())['rows']}
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise InputError(f'--counts={path} holds no counts ({error}): name what --json_out wrote') from error
+  for name, config in configs.items():
+    if name not in rows or rows[name].gamma != config.engine.gamma:
+      known = ', '.join(f'{draft} with engine.gamma={one.gamma}' for draft, one in rows.items())
+      raise InputError(f'--counts={path} is not about {name} with engine.gamma={config.engine.gamma}: it counted '
+                       f'{known}')
+  return [Candidate(name, config, rows[name]) for name, config in configs.items()]
 
 
 def measured_costs(candidates: Sequence[Candidate], prompts: Sequence[Prompt], most_batch: int,
@@ -210,13 +236,14 @@ def row_of(one: Candidate, costs: Costs) -> dict[str, Any]:
   costs_are = 'measured' if isinstance(costs, MeasuredCosts) else 'predicted'
   return {
       'draft': one.name, 'rule': one.config.accept.rule, 'batch': batch,
-      'temperature': one.config.sampling.temperature, 'top_p': one.config.sampling.top_p, 'prompts': len(one.prompts),
+      'temperature': one.config.sampling.temperature, 'top_p': one.config.sampling.top_p, 'prompts': len(acceptance),
       'gamma': gamma, 'measured_overlap': acceptance.overlap,
       'measured_overlap_interval': advice.interval(acceptance, lambda some: some.overlap),
       'measured_accepted': acceptance.conditional_M,
       'measured_accepted_intervals': advice.position_intervals(acceptance), 'measured_gamma': acceptance.gamma,
       'measured_tokens_per_pass': float(acceptance.emitted_P.sum() / acceptance.passes_P.sum()),
-      f'{costs_are}_plain_ms': 1e3 * plain, f'{costs_are}_draft_cost': costs.draft(batch, gamma) / gamma / plain,
+      'measured_counts': acceptance, f'{costs_are}_plain_ms': 1e3 * plain,
+      f'{costs_are}_draft_cost': costs.draft(batch, gamma) / gamma / plain,
       f'{costs_are}_verify_cost': [costs.passes(batch, width) / plain for width in range(1, acceptance.gamma + 2)],
       f'{costs_are}_v': costs.passes(batch, gamma + 1) / plain,
       f'{costs_are}_arithmetic_bound_at': advice.arithmetic_bound_at(costs, gamma), 'measured_speedup': None,
@@ -228,11 +255,11 @@ def row_of(one: Candidate, costs: Costs) -> dict[str, Any]:
 
 def _planned_tree(one: Candidate, costs: Costs, batch: int) -> dict[str, Any]:
   """The best static tree for heads by what they get right on the texts that were decoded; nothing for other drafts."""
-  drafter = one.session.engine.drafter
-  if one.config.drafter.name not in HEADS or not isinstance(drafter.tree, TreeSpec):
-    return {}
-  if not isinstance(costs, MeasuredCosts):
+  if one.config.drafter.name not in HEADS or not isinstance(costs, MeasuredCosts):
     return {}  # a plan knows passes of the config's own tree only
+  drafter = one.session.engine.drafter
+  if not isinstance(drafter.tree, TreeSpec):
+    return {}
   levels = min(LEVELS, one.config.drafter.num_heads) if one.config.drafter.name == 'medusa' else LEVELS
   texts = []
   for prompt, said in zip(one.prompts, one.completions, strict=True):
@@ -279,15 +306,16 @@ def verdict(rows_found: Sequence[dict[str, Any]], most_batch: int) -> str:
 
 
 def advise(config: ConfigDict, others: Sequence[str], most_batch: int, repeats: int, checks: bool = False,
-           topology: str = '', assume: Sequence[str] = ()) -> dict[str, Any]:
-  """Rows and verdict.
+           topology: str = '', assume: Sequence[str] = (), counts: str = '') -> dict[str, Any]:
+  """Rows and verdict; see the flags.
 
   Raises:
     InputError: whatever is wrong with configs, prompts or slice.
     RunError: texts ended in numbers that are not finite.
   """
-  prompts, configs = load_prompts(config.data), draft_configs(config, others)
-  candidates = candidates_of(configs, prompts, here=not topology)
+  configs = draft_configs(config, others)
+  prompts = () if counts else load_prompts(config.data)
+  candidates = counted(configs, counts) if counts else candidates_of(configs, prompts, here=not topology)
   if topology:
     batches = sorted({config.engine.batch} | {1 << power for power in range(most_batch.bit_length())})
     costs = [planned_costs(one.config, topology, assume, batches) for one in candidates]
@@ -316,9 +344,11 @@ def main() -> None:
     if CHECK.value:
       raise InputError('--check measures here, --topology predicts a slice: leave one out')
     need_compiler()
-  elif ASSUME.value:
-    raise InputError('--assume is for the predictions of --topology: name a slice, or leave it out')
-  advised = advise(config, DRAFTS.value, MOST_BATCH.value, REPEATS.value, CHECK.value, TOPOLOGY.value, ASSUME.value)
+  elif ASSUME.value or COUNTS.value:
+    raise InputError(f'--{"assume" if ASSUME.value else "counts"} is for a slice: name one by --topology, or leave it '
+                     'out')
+  advised = advise(config, DRAFTS.value, MOST_BATCH.value, REPEATS.value, CHECK.value, TOPOLOGY.value, ASSUME.value,
+                   COUNTS.value)
   show(advised)
   cli.write_json(advised)
 
@@ -330,5 +360,6 @@ if __name__ == '__main__':
   REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed calls of each part; medians are taken.', lower_bound=1)
   CHECK = flags.DEFINE_bool('check', False, 'Time the best γ of each draft against plain decoding too.')
   TOPOLOGY = flags.DEFINE_string('topology', '', 'A slice such as v4-32: costs are predicted for it (launch.plan).')
+  COUNTS = flags.DEFINE_string('counts', '', 'With --topology: what --json_out wrote, in the place of decoding.')
   ASSUME = flags.DEFINE_list('assume', [], 'NAME=NUMBER: assumptions of the plan to change.')
   cli.run(main)

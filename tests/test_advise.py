@@ -9,6 +9,7 @@ import pytest
 from configs import tiny
 from experiments import advice, advise
 from experiments.advice import Acceptance, MeasuredCosts, PlannedCosts
+from launch import results
 from models.errors import InputError
 from specdec import theory
 from specdec.metrics import Metrics
@@ -154,6 +155,38 @@ def test_on_the_toy():
     assert row['measured_tokens_per_pass'] >= 1 and row['measured_speedup'] > 0
     assert len(row['measured_accepted']) == len(row['measured_accepted_intervals']) == 4
   advise.show(advised)
+
+
+def facts(batch, fits=True):
+  """Of a plan: a plain pass takes 10 ms and 1 more a row, a draft's first token 2 ms, others 1."""
+  return {'fits': fits, 'problem': 'too big', 'predicted_ms_plain': 10.0 + batch,
+          'predicted_ms_verify': 10.0 + 5 * batch, 'predicted_ms_draft_first': 2.0, 'predicted_ms_draft': 1.0}
+
+
+def test_a_slice_from_counts(tmp_path, monkeypatch):
+  """Nothing is decoded: what an earlier run counted, and what the plan predicts."""
+  file = tmp_path / 'advice.json'
+  counts = acceptance(WORKED, widths=(5,))
+  results.write_json(str(file), {'rows': [{'draft': 'self', 'measured_counts': counts}]})
+  monkeypatch.setattr(advise, 'plan_slice', lambda config, *_, **__: facts(config.engine.batch))
+  monkeypatch.setattr(advise, 'load_prompts', None)
+  config = tiny.get_config('self')
+  config.engine.gamma = 4
+  advised = advise.advise(config, [], 8, 1, topology='v4-32', counts=str(file))
+  row, = advised['rows']
+  assert row['predicted_by_gamma'][4] == pytest.approx(3.2 * 11 / (15 + 2 + 3 * 1))
+  assert row['predicted_plain_ms'] == 11 and row['measured_tokens_per_pass'] == 3.2 and 'measured_v' not in row
+  assert [row['prompts'], row['predicted_stops_paying_at']] == [1, None]
+  config.engine.gamma = 3
+  with pytest.raises(InputError, match=r'not about self with engine.gamma=3: it counted self with engine.gamma=4'):
+    advise.counted({'self': config}, str(file))
+  for text in ('{', '{"rows": [{"draft": "self", "measured_counts": {}}]}', '{"rows": 1}'):
+    file.write_text(text)
+    with pytest.raises(InputError, match='holds no counts'):
+      advise.counted({'self': config}, str(file))
+  monkeypatch.setattr(advise, 'plan_slice', lambda config, *_, **__: facts(1, fits=False))
+  with pytest.raises(InputError, match=r'engine.batch=1: too big'):
+    advise.planned_costs(config, 'v4-32', (), [1])
 
 
 def test_wrong_input():
