@@ -8,9 +8,11 @@ from ml_collections import ConfigDict
 import numpy as np
 import pytest
 
+from configs import smollm2
 from experiments import sweep
 from launch import results
 from launch.errors import RunError
+from launch.prompts import load_prompts
 from models.errors import InputError
 from specdec import theory
 
@@ -210,3 +212,20 @@ def test_shipped_config_resolves():
     points = sweep.points_of(sweep.load_config(f'configs/sweep_gamma.py{variant}'))
     assert {point.overrides['data.kind'] for point in points} == {'humaneval', 'news'}
     json.dumps([point.identity for point in points])
+
+
+def test_batches_of_every_drafter():
+  """Of trees γ is the tree's: a grid over it would not fit them."""
+  for variant, base in smollm2.DRAFTERS.items():
+    points = sweep.points_of(sweep.load_config(f'configs/sweep_batch.py:{variant}'))
+    assert {point.config.engine.batch for point in points} == {1, 2, 4, 8, 16}
+    if 'tree' in base or 'branches' in base or 'of' in base:
+      assert {point.config.engine.gamma for point in points} == {smollm2.get_config(variant).engine.gamma}
+
+
+def test_copying_and_free_prompts(monkeypatch):
+  monkeypatch.chdir(ROOT)
+  points = sweep.points_of(sweep.load_config('configs/sweep_copying.py'))
+  prompts = {point.config.data.path: load_prompts(point.config.data) for point in points}
+  assert [len(texts) for texts in prompts.values()] == [6, 6]
+  assert {point.config.sampling.temperature for point in points} == {0, .8}
