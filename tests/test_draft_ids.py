@@ -43,7 +43,7 @@ def texts(variant: str, path: str, data: int = 1, model: int = 1) -> tuple[Sessi
   return session, [completion.text for completion in session.generate(load_prompts(config.data))]
 
 
-@pytest.mark.parametrize('variant', ['self', 'model'])
+@pytest.mark.parametrize('variant', [pytest.param('self', marks=pytest.mark.slow), 'model'])
 def test_text_stays_with_fewer_drafted_tokens(tmp_path, variant):
   """Greedy, on one device and split over eight."""
   path = written(tmp_path, list(range(0, 256, 2)))

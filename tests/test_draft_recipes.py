@@ -68,7 +68,8 @@ def config_of(kind: str, corpus: Path, name: str = 'run', **train_changes) -> Co
   return config
 
 
-@pytest.mark.parametrize('kind', [*CONFIGS, pytest.param('eagle 3', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', [
+    'medusa', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('eagle', 'eagle 3', 'distill'))])
 def test_from_corpus_to_drafter(kind, corpus):
   """The loss falls, the log has what acceptance will be, and configs that decode load what comes out."""
   facts = train(config_of(kind, corpus, steps=12, learning_rate=3e-3))
@@ -91,7 +92,7 @@ def test_from_corpus_to_drafter(kind, corpus):
   assert again == facts
 
 
-@pytest.mark.parametrize('kind', [pytest.param(kind, marks=[pytest.mark.slow] * (kind != 'eagle')) for kind in CONFIGS])
+@pytest.mark.parametrize('kind', [pytest.param(kind, marks=[pytest.mark.slow] * (kind != 'medusa')) for kind in CONFIGS])
 def test_interrupted(kind, corpus, monkeypatch):
   """Ended after four steps and started again: the same log and the same parameters, bit for bit."""
   whole = trained(config_of(kind, corpus, 'whole'))

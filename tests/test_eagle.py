@@ -308,7 +308,7 @@ def test_alignment(half):
     tokens_BL[1, changed] += 1
   else:
     features_BTF[1, changed] += 1
-  state = Eagle(VOCAB, CHAIN).init(only(half), jnp.asarray(tokens_BL), jnp.array([20, 20]), bucket, features_BTF)
+  state = Eagle(VOCAB, CHAIN).init(only(half), jnp.asarray(tokens_BL), jnp.array([20, 20]), bucket, features_BTF, None)
   np.testing.assert_array_equal(state.cache.length_B, 18)
   np.testing.assert_array_equal(state.features_BEF[:, 0], features_BTF[:, 18])
   keys_BSH = np.asarray(state.cache.k[0]).swapaxes(1, 2).reshape(2, 40, -1)
@@ -379,7 +379,7 @@ def test_refusals():
     Eagle(VOCAB, CHAIN).levels(3)
   with pytest.raises(InputError, match='wants features of width 64, the target gives 32'):
     Eagle(VOCAB, CHAIN, version=3).init(half_fitted(3).draft, jnp.ones((2, 40), int), jnp.ones(2, int), 32,
-                                        jnp.zeros((2, 32, 32)))
+                                        jnp.zeros((2, 32, 32)), None)
   with pytest.raises(InputError, match='version=2'):
     EagleConfig(LAYER, version=2)
   with pytest.raises(InputError, match='draft_vocab=65'):

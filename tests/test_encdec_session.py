@@ -38,6 +38,7 @@ def test_batches_of_sources_of_different_lengths(tmp_path):
   assert together == alone and len({tuple(text) for text in alone}) == 3
 
 
+@pytest.mark.slow
 def test_self_and_adaptive_gamma():
   """The first layer of the target's decoder as the draft, and γ by measured costs."""
   plain = completions(config_of('tiny_none'))

@@ -107,7 +107,8 @@ def parameters(model: Decoder) -> dict[str, np.ndarray]:
           for path, leaf in nnx.to_flat_state(nnx.state(model))}
 
 
-@pytest.fixture(scope='module', params=VARIANTS)
+@pytest.fixture(scope='module', params=[
+    pytest.param(variant, marks=[pytest.mark.slow] * (variant == 'medusa2')) for variant in VARIANTS])
 def pair(request, toy, tmp_path_factory) -> tuple[ConfigDict, dict]:
   """A run that has ended, and what the command says of it."""
   config = config_of(request.param, toy, tmp_path_factory.mktemp(request.param))

@@ -171,7 +171,7 @@ def test_a_config_that_does_not_fit():
   """Before anything is compiled: by how much, and which knob helps."""
   need_compiler()
   config = chinchilla.get_config('none')
-  config.engine.batch = 8000
+  config.engine.batch = 4400
   facts = plan.plan(config, slice_of('v4-32'))
   assert not facts['fits'] and 'loop_copies' not in facts
   assert facts['problem'].startswith('does not fit on v4-32: ')

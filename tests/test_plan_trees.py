@@ -44,7 +44,7 @@ def planned(name: str) -> dict:
 
 @needs_libtpu
 @pytest.mark.parametrize('name', [
-    'medusa', 'eagle', *(pytest.param(name, marks=pytest.mark.slow) for name in ('eagle2', 'lookup_tree'))])
+    'medusa', *(pytest.param(name, marks=pytest.mark.slow) for name in ('eagle', 'eagle2', 'lookup_tree'))])
 def test_structure(name):
   """The accepted path moves within the cache: no copy of it, or of a weight, in the loop."""
   facts = planned(name)

@@ -88,7 +88,7 @@ def alone(sampling: str) -> dict[str, list[list[int]]]:
 
 @pytest.mark.parametrize('sampling', SAMPLINGS)
 @pytest.mark.parametrize('data, parts, names', [
-    pytest.param(1, 8, ('none', 'model'), marks=pytest.mark.slow), (2, 4, NAMES[3:]),
+    pytest.param(1, 8, ('none', 'model'), marks=pytest.mark.slow), (2, 4, NAMES[4:]),
     pytest.param(8, 1, ('lookup', 'self'), marks=pytest.mark.slow)])
 def test_text_is_that_of_one_device(data, parts, names, sampling):
   expected = alone(sampling)

@@ -25,7 +25,8 @@ def loops(rule: str) -> dict[str, chi.Loop]:
   return chi.tree_loops(RULES[rule], BATCH)
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=[pytest.mark.slow] * (name == 'tree, with')) for name in NAMES])
 def test_joint_law_of_tokens(name):
   loop = loops('multiround')[name]
   sample = chi.sample(loop, 4 * BATCH, LENGTH, PLAIN_SAMPLING)
