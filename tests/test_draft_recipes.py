@@ -92,7 +92,8 @@ def test_from_corpus_to_drafter(kind, corpus):
   assert again == facts
 
 
-@pytest.mark.parametrize('kind', [pytest.param(kind, marks=[pytest.mark.slow] * (kind != 'medusa')) for kind in CONFIGS])
+@pytest.mark.parametrize('kind', [
+    pytest.param(kind, marks=[pytest.mark.slow] * (kind != 'medusa')) for kind in CONFIGS])
 def test_interrupted(kind, corpus, monkeypatch):
   """Ended after four steps and started again: the same log and the same parameters, bit for bit."""
   whole = trained(config_of(kind, corpus, 'whole'))
