@@ -72,6 +72,12 @@ def whole(tmp_path_factory) -> tuple[dict, list[dict]]:
   return trainer(directory).run(), curve(directory)
 
 
+def test_a_step_is_compiled_once(caplog):
+  with jax.log_compiles():
+    trainer(None, dataclasses.replace(CONFIG, steps=4, log_every=1, eval_every=0)).run()
+  assert sum('Compiling jit(train_step)' in record.message for record in caplog.records) == 1
+
+
 def stops_after(steps: int):
   return itertools.chain([False] * (steps - 1), itertools.repeat(True)).__next__
 

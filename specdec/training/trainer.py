@@ -186,6 +186,7 @@ def _is_due(step: int, steps: int, every: int) -> bool:
 
 
 def put_scalars(state: TrainState) -> TrainState:
-  """What is no parameter, whole on every device of the mesh."""
+  """What is no parameter, whole on every device of the mesh; all of it where a step leaves it, so that one compiles."""
   leaves, structure = jax.tree.flatten(state)
-  return jax.tree.unflatten(structure, [leaf if leaf.ndim and leaf.committed else put_whole(leaf) for leaf in leaves])
+  leaves = [leaf if leaf.ndim and leaf.committed else put_whole(leaf) for leaf in leaves]
+  return jax.tree.unflatten(structure, [jax.device_put(leaf, leaf.sharding) for leaf in leaves])
