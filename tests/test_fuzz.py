@@ -130,11 +130,11 @@ def test_command(tmp_path):
 @pytest.mark.parametrize('name, offset, value', [
     (b'blk.0.attn_k.weight', 4, 0), (b'blk.0.attn_k.weight', 12, 0), (b'llama.attention.head_count', 4, 7)])
 def test_heads_that_do_not_fit_the_rows(name, offset, value, tmp_path):
-  """Was: a ValueError of NumPy's where q or k have no rows, or rows that the heads do not share evenly."""
+  """Was: a ValueError of NumPy's where a tensor has no entries, or rows that the heads do not share evenly."""
   data = bytearray(files.gguf_file())
   place = data.index(name) + len(name) + offset
   data[place:place + 4] = value.to_bytes(4, 'little')
   path = tmp_path / 'model.gguf'
   path.write_bytes(data)
-  with pytest.raises(InputError, match='does not fit'), fuzz_checks.GgufFile(path) as file:
+  with pytest.raises(InputError, match=r'does not fit|dimension of 0'), fuzz_checks.GgufFile(path) as file:
     file.read('blk.0.attn_q.weight' if value else 'blk.0.attn_k.weight')

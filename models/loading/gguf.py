@@ -111,6 +111,8 @@ class HeaderReader:
     if not 1 <= rank <= 4:
       raise self.fail(f'{what} has {rank} dimensions')
     shape = tuple(self.number('Q', what) for _ in range(rank))[::-1]
+    if 0 in shape:
+      raise self.fail(f'{what} has a dimension of 0')
     code, offset = self.number('I', what), self.number('Q', what)
     try:
       kind = GGMLQuantizationType(code)
@@ -223,7 +225,7 @@ class GgufFile:
     heads = self._interleaved_heads(name)
     if heads is None:
       return tensor
-    if heads < 1 or not tensor.size or len(tensor) % (2 * heads):
+    if heads < 1 or len(tensor) % (2 * heads):
       raise InputError(f'{self.path}: tensor {name!r} of shape {entry.shape} does not fit {heads} heads')
     return half_split(tensor, heads)
 
