@@ -223,7 +223,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: str) -> None:
   measured = [row for row in rows if row['setting'] == HERE]
   plot.gamma_panels(axes[0], measured)
   for axis in axes[0]:
-    axis.set_title(f'{axis.get_title()}: measured, {HERE}')
+    axis.set_title(f'{axis.get_title()}\nmeasured, {HERE}', fontsize=10)
   if any(axes[0][0].get_legend_handles_labels()[1]):
     axes[0][0].legend(fontsize=8, frameon=False)
   for panel, name in zip(axes[1], ('ms', 'acceptance', 'loop_ms'), strict=True):
