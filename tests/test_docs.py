@@ -100,6 +100,7 @@ def test_there_are_pages():
   assert all(len(path.read_text().splitlines()) < 100 for path in DOCS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('page, number, words', COMMANDS, ids=[f'{page}-{number}' for page, number, _ in COMMANDS])
 def test_command(page, number, words, ended, places):
   place = places[page]
@@ -119,6 +120,7 @@ def test_command(page, number, words, ended, places):
   assert words[0] == 'sbatch' or 'gcloud' in done.stdout  # what --dry_run prints
 
 
+@pytest.mark.slow
 def test_coupled_texts_are_equal(ended, places):
   """What docs/lossless.md has its reader compare by eye."""
   texts = {(places['lossless'] / f'{number}.stdout').read_text().partition('\n[')[0]

@@ -280,8 +280,9 @@ def decoder_config(file: GgufFile) -> DecoderConfig:
   window = file.get(f'{arch}.attention.sliding_window', int, 0)
   if 'token_embd.weight' not in file.shapes:
     raise InputError(f"{file.path} has no tensor 'token_embd.weight'")
-  if num_heads < 1:
-    raise InputError(f"{file.path}: metadata '{arch}.attention.head_count' is {num_heads}")
+  for key, wrong in (('attention.head_count', num_heads < 1), ('block_count', num_layers > len(file.shapes))):
+    if wrong:
+      raise InputError(f"{file.path}: metadata '{arch}.{key}' is {file.get(f'{arch}.{key}', int)}")
   config = DecoderConfig(
       vocab_size=_vocab_size(file), width=width, num_layers=num_layers, num_heads=num_heads,
       num_kv_heads=file.get(f'{arch}.attention.head_count_kv', int, num_heads) or num_heads,
