@@ -228,7 +228,8 @@ def test_metadata_is_applied_or_refused(tmp_path):
   assert not untied.tied_embedding and untied.head_dim == 2
   for key, value in (('expert_count', 8), ('attention.clamp_kqv', 1.0), ('rope.scale_linear', 2.0),
                      ('rope.dimension_count', 2), ('attention.value_length', 8), ('attention.causal', False),
-                     ('residual_scale', 2.0), ('final_logit_softcapping', 30.0), ('attention.head_count', 'four'), ('block_count', 2**31)):
+                     ('residual_scale', 2.0), ('final_logit_softcapping', 30.0), ('attention.head_count', 'four'),
+                     ('block_count', 2**31)):
     with pytest.raises(InputError, match=key):
       config_of(tmp_path, **{key: value})
   for key in ('block_count', 'context_length', 'attention.layer_norm_rms_epsilon'):
