@@ -96,6 +96,7 @@ def loop(rule: Block) -> chi.Loop:
   return chi.loops(rule, BATCH)['model']
 
 
+@pytest.mark.slow
 def test_joint_law_of_the_loop():
   sample = chi.sample(loop(RULES['block']), 4 * BATCH, 6, Sampling.create(1.0))
   counts, law = sample.counts(4), loop(RULES['block']).law(6)

@@ -19,6 +19,7 @@ def peaks(config: DecoderConfig, directory: Path) -> tuple[int, dict[str, int]]:
   return weights, {phase.name: phase.peak_bytes for phase in phases}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path('/proc/self/status').exists(), reason='reads Linux process accounts')
 def test_the_host_holds_little_beside_what_lies_on_its_devices(tmp_path):
   """0.26 GB of weights, against a model of nothing: a second copy of them would show."""

@@ -61,6 +61,7 @@ def generated(source: Path | str, prompt: str, *flags: str) -> dict:
   return {name: row[name] for name in ('text', 'token_ids', 'reason')}
 
 
+@pytest.mark.slow
 def test_gguf_with_its_tokenizer(tmp_path):
   """Text, chat and ends are those of the GGUF file, which nobody needs any more."""
   tokenizer = FIXTURES / 'tokenizers' / 'byte-level.gguf'

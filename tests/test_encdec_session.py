@@ -24,6 +24,7 @@ def completions(config: ConfigDict) -> list[str]:
   return [completion.token_ids for completion in session.generate(load_prompts(config.data))]
 
 
+@pytest.mark.slow
 def test_texts_depend_on_the_source_alone():
   """Whatever drafts, alone and in a batch with a source of another length."""
   texts = [completions(config_of(variant)) for variant in ('tiny', 'tiny_lookup', 'tiny_none')]
@@ -31,6 +32,7 @@ def test_texts_depend_on_the_source_alone():
   assert completions(config_of(**{'data.text': 'another source'})) != texts[0]
 
 
+@pytest.mark.slow
 def test_batches_of_sources_of_different_lengths(tmp_path):
   (tmp_path / 'p.txt').write_text('abc\n' + 'long ' * 20 + '\nx\n')
   fields = {'data.kind': 'file', 'data.path': str(tmp_path / 'p.txt'), 'data.limit': 3}

@@ -36,6 +36,7 @@ def shortened(make, layers: int):
   return dataclasses.replace(make(), num_layers=layers, num_encoder_layers=1)
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_structure_and_table():
   """Nothing of the target is copied, caches of the source included; published figures at their own gamma only."""

@@ -36,6 +36,7 @@ def small():
   return config
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_a_step_on_v4():
   """Memory adds up, activations of both halves of a layer are reduced over `model`, gradients over `data`."""
