@@ -206,7 +206,8 @@ def described_mesh(made: Slice, mesh: ConfigDict) -> Mesh:
   """
   check_mesh(mesh, made)
   described = topologies.get_topology_desc(
-      platform='tpu', topology_name=made.aot_name, chip_config_name=made.aot_chip_config)
+      platform='tpu', topology_name=made.aot_name, chip_config_name=made.aot_chip_config,
+      chips_per_host_bounds=list(made.aot_host_bounds))
   return make_mesh(mesh.data, mesh.model, described.devices)
 
 

@@ -19,7 +19,7 @@ try:
 except ImportError:
   libtpu = None
 needs_libtpu = pytest.mark.skipif(libtpu is None, reason="pip install -e '.[tpu]'")
-pytestmark = [pytest.mark.usefixtures('optimized'), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures('optimized')
 LAYERS = {'t5_xxl': 2, 't5_small': 1}
 
 

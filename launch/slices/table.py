@@ -31,6 +31,7 @@ class Slice:
     gke_accelerator: the GKE label cloud.google.com/gke-tpu-accelerator.
     aot_name: `topology_name` of `jax.experimental.topologies.get_topology_desc`.
     aot_chip_config: its `chip_config_name`; on v4 only 'megacore' describes one device per chip.
+    aot_host_bounds: its `chips_per_host_bounds`; without them some versions refuse a chip alone.
     device_kinds: what JAX may call a device (`jax/_src/pallas/mosaic/tpu_info.py`), the usual name first.
   """
 
@@ -43,6 +44,7 @@ class Slice:
   gke_accelerator: str
   aot_name: str
   aot_chip_config: str
+  aot_host_bounds: tuple[int, int, int]
   device_kinds: tuple[str, ...]
 
   @property
@@ -63,12 +65,14 @@ class _Generation:
   topologies: tuple[str, ...]
 
   def slice(self, topology: str) -> Slice:
-    chips = math.prod(int(size) for size in topology.split('x'))
+    sizes = [int(size) for size in topology.split('x')]
+    chips = math.prod(sizes)
     return Slice(
         name=f'{self.prefix}-{chips * self.cores_per_chip}', generation=self.name, topology=topology, chips=chips,
         hosts=max(1, chips // CHIPS_PER_HOST), chips_per_host=min(chips, CHIPS_PER_HOST),
         gke_accelerator=self.gke_accelerator,
-        aot_name=f'{self.name}:{topology}', aot_chip_config=self.aot_chip_config, device_kinds=self.device_kinds)
+        aot_name=f'{self.name}:{topology}', aot_chip_config=self.aot_chip_config,
+        aot_host_bounds=(min(sizes[0], 2), min(sizes[1], 2), 1), device_kinds=self.device_kinds)
 
 
 _FLAT = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
