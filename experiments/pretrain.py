@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 
 from configs import pretrain, toy_pair
 from experiments import loss_curves, plot
+from experiments.short_training import placed
 from launch import bench, cli, results
 from launch.pretraining import model_config
 from launch.prompts import load_prompts
@@ -39,13 +40,7 @@ PROMPT_CHARACTERS = 90  # some 45 tokens of the toy vocabulary
 
 
 def training_config(variant: str, directory: Path, tokens: int | None) -> ConfigDict:
-  config = pretrain.get_config(variant)
-  config.train.directory = str(directory / variant)
-  config.tokenizer.source = str(directory / 'tokenizer')
-  if tokens is not None:
-    config.train.tokens = tokens
-    config.train.warmup_steps = min(config.train.warmup_steps, tokens // tokens_per_step(config) // 4)
-  return config
+  return placed(pretrain.get_config(variant), directory, variant, tokens, tokens_per_step)
 
 
 def tokens_per_step(config: ConfigDict) -> int:

@@ -28,6 +28,7 @@ import numpy as np
 
 from configs import span_corruption, toy_t5
 from experiments import loss_curves, plot
+from experiments.short_training import placed
 from launch import bench, cli, results
 from launch.prompts import load_prompts
 from launch.roofline import num_parameters
@@ -44,13 +45,7 @@ COUNTED_TEXTS = 150  # for the tables, of those that are trained on: splitting a
 
 
 def training_config(variant: str, directory: Path, tokens: int | None) -> ConfigDict:
-  config = span_corruption.get_config(variant)
-  config.train.directory = str(directory / variant)
-  config.tokenizer.source = str(directory / 'tokenizer')
-  if tokens is not None:
-    config.train.tokens = tokens
-    config.train.warmup_steps = min(config.train.warmup_steps, tokens // tokens_per_step(config) // 4)
-  return config
+  return placed(span_corruption.get_config(variant), directory, variant, tokens, tokens_per_step)
 
 
 def tokens_per_step(config: ConfigDict) -> int:

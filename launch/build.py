@@ -44,18 +44,17 @@ RANDOM_MODELS: dict[str, tuple[Callable[[], AnyConfig], int]] = {  # name: confi
 }
 
 PRECISIONS = ('default', 'high', 'highest')
-LEAST = {'engine.gamma': 0, 'engine.capacity': 2, 'engine.batch': 1, 'engine.attention_block': 0, 'engine.rows': 1,
-         'sampling.max_new_tokens': 1}
 MOST = 1 << 30  # sums of two such numbers fit into 32 bits
-MOST_ROWS = 1 << 16  # of a batch: lists of that many are made on the host
+MOST_AT_ONCE = 1 << 16  # rows, and tokens of a pass: lists of that many are made on the host
+LIMITS = {'engine.gamma': (0, MOST_AT_ONCE), 'engine.capacity': (2, MOST), 'engine.batch': (1, MOST_AT_ONCE),
+          'engine.attention_block': (0, MOST), 'engine.rows': (1, MOST_AT_ONCE), 'sampling.max_new_tokens': (1, MOST)}
 
 AnyTokenizer = Tokenizer | ByteTokenizer
 
 
 def check_fields(config: ConfigDict) -> None:
   """Refuses what is wrong whatever the model, so that it is said before one is loaded."""
-  for field, least in LEAST.items():
-    most = MOST_ROWS if field == 'engine.batch' else MOST
+  for field, (least, most) in LIMITS.items():
     if not least <= config[field] <= most:
       raise InputError(f'{field}={config[field]} must lie in {least}..{most}')
   for width in config.engine.widths:

@@ -57,6 +57,8 @@ GENERATE = {
     'left-over argument': ([TINY, 'a prompt'], "unexpected argument 'a prompt'"),
     'negative gamma': ([TINY, '--config.engine.gamma=-1'], 'engine.gamma=-1'),
     'no query rows': ([TINY, '--config.engine.rows=0'], 'engine.rows=0 must lie in 1..'),
+    'a batch of millions': ([TINY, '--config.engine.batch=1000000'], 'engine.batch=1000000 must lie in 1..65536'),
+    'gamma of millions': ([TINY, '--config.engine.gamma=1000000'], 'engine.gamma=1000000 must lie in 0..65536'),
     'acceptance that is none': (
         [TINY + ':lookup', '--config.engine.adaptive.enabled', '--config.engine.adaptive.prior=2.0',
          '--config.engine.adaptive.verify_cost=(1.0, 1.1, 1.2, 1.3, 1.4)', '--config.engine.gamma=4'],
