@@ -89,7 +89,7 @@ class Answers:
     """A unit of the corpus, as JSON holds it."""
     start = time.monotonic()
     prompts = self._user_messages(unit) if unit[0].kind == 'chat' else [one.prompt for one in unit]
-    pairs = [(one, self._session.encode(prompt)) for one, prompt in zip(unit, prompts, strict=True) if prompt.text]
+    pairs = [(one, self._session.token_ids(prompt)) for one, prompt in zip(unit, prompts, strict=True) if prompt.text]
     pairs = [(one, ids) for one, ids in pairs if len(ids) + self._max_new_tokens <= self._session.engine.capacity]
     answers = self._decode([ids for _, ids in pairs], [one.seed for one, _ in pairs],
                            Sampling.create(unit[0].temperature), self._max_new_tokens)

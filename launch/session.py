@@ -129,11 +129,7 @@ class Session:
     Raises:
       InputError: if there are none, or more than there is room for.
     """
-    if prompt.chat:
-      text = self.tokenizer.apply_chat([{'role': 'user', 'content': prompt.text}])
-      ids = self.tokenizer.encode(text, parse_special=True)
-    else:
-      ids = self.tokenizer.encode(prompt.text, add_special=True)
+    ids = self.token_ids(prompt)
     if not ids:
       raise InputError(f'prompt {prompt.id!r} has no tokens: give it a text')
     if self.params.target.has_encoder and len(ids) > self.engine.source_capacity:
@@ -143,6 +139,13 @@ class Session:
       raise InputError(f'prompt {prompt.id!r} has {len(ids)} tokens, which leaves no room in '
                        f'engine.capacity={self.engine.capacity}: raise engine.capacity or shorten the prompt')
     return ids
+
+  def token_ids(self, prompt: Prompt) -> list[int]:
+    """As `encode`, however many there are."""
+    if not prompt.chat:
+      return self.tokenizer.encode(prompt.text, add_special=True)
+    text = self.tokenizer.apply_chat([{'role': 'user', 'content': prompt.text}])
+    return self.tokenizer.encode(text, parse_special=True)
 
   def request(self, prompts: Sequence[Prompt], seeds: Sequence[int] | None = None) -> Request:
     """One batch; without `seeds` row i gets `sampling.seed` + i. With an encoder the prompts are what it reads."""

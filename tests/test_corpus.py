@@ -166,3 +166,13 @@ def test_leaks_are_left_out(tmp_path, few_prompts, monkeypatch):
   units = make_corpus.make(Toy.session(), {'chat': 0, 'function': 0, 'story': 5}, DRAWN, str(tmp_path))
   assert make_corpus.summary(units)['left_out'] == 1
   assert 'story/3' not in {one.id for one in read_texts(str(tmp_path))}
+
+
+def test_prompts_without_room_are_passed_over(tmp_path, monkeypatch):
+  """Those that leave no room for the answer, and those that alone are longer than the cache."""
+  prompts = [Prompt('story/short', 'Short.', True), Prompt('story/full', 'a' * 250, True),
+             Prompt('story/endless', 'a' * 1000, True)]
+  monkeypatch.setattr(make_corpus, 'prompts_of', lambda kind: prompts)
+  units = make_corpus.make(Toy.session(), {'chat': 0, 'function': 0, 'story': 3}, DRAWN, str(tmp_path))
+  assert make_corpus.summary(units)['too_long'] == 2
+  assert [one.id for one in read_texts(str(tmp_path))] == ['story/short']
