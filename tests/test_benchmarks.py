@@ -187,7 +187,7 @@ def test_broken_numbers_fail_the_run(command, flags, tmp_path):
 
 
 @pytest.mark.parametrize('prompts, module, flags', [
-    (2, 'experiments.xsum', []),
+    pytest.param(2, 'experiments.xsum', [], marks=pytest.mark.slow),
     (3, 'experiments.humaneval', ['--generate_only', '--config.engine.batch=2', '--limit=3'])])
 def test_commands_on_the_toy(prompts, module, flags):
   """`configs/tiny.py`: every command runs on it."""

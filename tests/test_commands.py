@@ -96,6 +96,7 @@ def test_help(module, flags):
   assert all(re.search(rf'^  --{flag}: ', shown, re.MULTILINE) for flag in flags) and 'pdb' not in shown
 
 
+@pytest.mark.slow
 def test_exactness():
   verdicts = payload('experiments.exactness', TINY, '--rungs=three_tokens')
   assert len(verdicts) == 3 and all(verdict['passed'] and verdict['rung'] == 'three_tokens' for verdict in verdicts)

@@ -124,18 +124,18 @@ def test_a_model_as_its_own_draft_has_two_caches():
 
 
 def test_few_programs_serve_all_lengths(count_compiles):
-  """Fault 44: 20 prompts of 5 to 60 tokens, γ of 1 to 4: per γ one loop and one program for each of two buckets."""
+  """Fault 44: 20 prompts of 5 to 60 tokens: per γ one loop and one program for each of two buckets."""
   params = Params(TableModel.create(np.random.default_rng(0).dirichlet(np.ones(VOCAB), VOCAB)))
   prompts = [np.arange(size) % VOCAB for size in np.linspace(5, 60, 20).astype(int)]
 
   def all_prompts():
-    for gamma in (1, 2, 3, 4):
+    for gamma in (1, 3):
       for prompt in prompts:
         engine(Lookup(), gamma, capacity=100).generate(params, request(5, prompts=[prompt], seeds=[0]))
 
   with count_compiles() as first:
     all_prompts()
-  assert 0 < first.total <= 4 * 3
+  assert 0 < first.total <= 2 * 3
   with count_compiles() as second:
     all_prompts()
   assert second.total == 0

@@ -65,6 +65,7 @@ def test_a_process_that_does_not_join(here, missing):
   assert missing in stderr.splitlines()[-1] and 'Traceback' not in stderr
 
 
+@pytest.mark.slow
 def test_all_hear_who_is_missing():
   port = free_port()
   processes = [start(i, port, '--join_timeout=60' if i else '--join_timeout=15', num_processes=3) for i in (0, 2)]
@@ -150,6 +151,7 @@ def test_bad_input(flags, message):
   assert done.returncode == 2 and message in done.stderr.splitlines()[-1] and 'Traceback' not in done.stderr
 
 
+@pytest.mark.slow
 def test_compile_cache(tmp_path):
   """A second start finds every program and adds none."""
   command = [sys.executable, *GENERATE, f'--compile_cache_dir={tmp_path / "cache"}']

@@ -125,6 +125,7 @@ def test_unrolled_steps_are_the_depths_of_a_draft(kind):
     assert np.delete(draft.probs_BMV[row, depth], ids).sum() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['eagle', 'medusa'])
 def test_ranks_are_those_of_the_drafter(kind):
   """Of a head that chooses wrongly and rightly, and cannot say all tokens: simulated steps are the loop's."""

@@ -71,6 +71,7 @@ def alone(corpus, tmp_path_factory) -> Callable[[str], tuple[dict, list[float]]]
 KINDS = ['medusa', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('eagle', 'distill'))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', KINDS)
 def test_it_trains_as_on_one_device(kind, corpus, alone, tmp_path):
   """Rows over two devices, or the target and the draft; what comes out is the same within rounding."""

@@ -100,6 +100,7 @@ def test_all_of_a_draft_is_timed_even_where_a_row_wants_less():
     assert changed[length:length + 3].all() and not changed[length + 3:].any()
 
 
+@pytest.mark.slow
 def test_on_a_mesh_parts_leave_the_state_laid_out(count_compiles):
   """As before a step and after it: else the next call would compile anew, while the clock runs."""
   with on_mesh(2, 4) as mesh:

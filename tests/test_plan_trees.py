@@ -42,9 +42,9 @@ def planned(name: str) -> dict:
   return plan.plan(module.get_config(variant), slice_of(topology), wanted=plan.LOOPS, prompt_tokens=128)
 
 
+@pytest.mark.slow
 @needs_libtpu
-@pytest.mark.parametrize('name', [
-    'medusa', *(pytest.param(name, marks=pytest.mark.slow) for name in ('eagle', 'eagle2', 'lookup_tree'))])
+@pytest.mark.parametrize('name', CONFIGS)
 def test_structure(name):
   """The accepted path moves within the cache: no copy of it, or of a weight, in the loop."""
   facts = planned(name)
@@ -56,6 +56,7 @@ def test_structure(name):
   assert verify['layers'] + verify['other'] == 2 * LAYERS + 1 and verify['all_gathers'] == 1
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_links_of_heads():
   """Medusa: one for each residual block. EAGLE: projection, attention and MLP of each of 5 passes."""
@@ -64,6 +65,7 @@ def test_links_of_heads():
   assert eagle['all_gathers'] >= 5
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_times_of_heads():
   facts = planned('eagle')

@@ -16,6 +16,7 @@ def test_gain_by_hand():
   assert low == pytest.approx(0) and high == pytest.approx(1)  # the second prompt alone, or the first
 
 
+@pytest.mark.slow
 def test_rows_on_the_toy():
   config = tiny.get_config('model')
   config.sampling.temperature, config.sampling.max_new_tokens = 1.0, 16

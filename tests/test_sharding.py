@@ -86,10 +86,11 @@ def alone(sampling: str) -> dict[str, list[list[int]]]:
   return {name: decode(*case, request(sampling)).tokens for name, case in cases(sampling).items()}
 
 
-@pytest.mark.parametrize('sampling', SAMPLINGS)
-@pytest.mark.parametrize('data, parts, names', [
-    pytest.param(1, 8, ('none', 'model'), marks=pytest.mark.slow), (2, 4, NAMES[4:]),
-    pytest.param(8, 1, ('lookup', 'self'), marks=pytest.mark.slow)])
+@pytest.mark.parametrize('data, parts, names, sampling', [
+    (2, 4, ('replicated model', 'coupled lookup', 'simulated'), 'sampled'),
+    *(pytest.param(data, parts, names, sampling, marks=pytest.mark.slow)
+      for data, parts, names in ((1, 8, ('none', 'model')), (2, 4, NAMES[4:]), (8, 1, ('lookup', 'self')))
+      for sampling in SAMPLINGS)])
 def test_text_is_that_of_one_device(data, parts, names, sampling):
   expected = alone(sampling)
   with on_mesh(data, parts) as mesh:
@@ -148,6 +149,7 @@ def test_rows_that_the_axis_does_not_divide():
     assert decode(engine, Params(placed(model(), mesh)), request('sampled', rows=3)).tokens == expected
 
 
+@pytest.mark.slow
 def test_relative_positions_on_a_mesh():
   """Chinchilla's block: projected distances are split by heads, like the cache."""
   config = DecoderConfig.chinchilla(64, 8, 2, head_dim=8, vocab_size=VOCAB, dtype='float32', max_positions=256)

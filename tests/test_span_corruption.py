@@ -117,6 +117,7 @@ def test_training_from_a_config(tmp_path):
   assert all(tokenizer.encode(prompt.text, add_special=True) in sources for prompt in prompts)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(tmp_path):
   """To the same parameters, bit for bit."""
   alone = train(toy_config(tmp_path))

@@ -72,6 +72,7 @@ def curve(directory: Path) -> list[dict]:
   return [{name: value for name, value in row.items() if name not in TIMES} for row in read_metrics(directory / 'run')]
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_a_new_start_goes_on(data, tmp_path):
   """As bit for bit as an uninterrupted run: every line of the log, and every parameter."""
   alone, ended = (tiny(data, tmp_path / name) for name in ('alone', 'ended'))

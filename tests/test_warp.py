@@ -192,11 +192,11 @@ def test_fault_25_acceptance_at_the_edges(target_prob, draft_prob, uniform, kept
 
 @pytest.mark.parametrize('purpose', [rng.Purpose.EMIT, rng.Purpose.SHARED])
 def test_fault_27_flat_bfloat16_logits_over_a_large_vocabulary(purpose):
-  vocab, rows, draws = 32_000, 250, 5_000
+  vocab, rows, draws = 32_000, 250, 2_500
   law_BV = jnp.broadcast_to(law_of(jnp.zeros((vocab,), jnp.bfloat16)), (rows, vocab))
   draw = lambda keys: jit_draw(keys, jnp.zeros((rows,), jnp.int32), law_BV, purpose=purpose)
   tokens = np.concatenate([draw(rng.row_keys(first + jnp.arange(rows))) for first in range(0, draws, rows)])
-  assert tokens.mean() == pytest.approx(16_000, abs=400)
+  assert tokens.mean() == pytest.approx(16_000, abs=600)
   assert len(np.unique(tokens)) > 0.9 * vocab * (1 - np.exp(-draws / vocab))  # nearly as many as chance leaves
 
 
