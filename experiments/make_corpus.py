@@ -54,19 +54,22 @@ class Asked:
 
 def asked(kind: str, count: int, prompts: Sequence[Prompt], share: float, temperature: float,
           seed: int) -> list[Asked]:
-  """`count` prompts of a kind, those of one temperature together."""
+  """`count` prompts of a kind, a fair sample where there are more; those of one temperature together."""
   if kind == 'chat':
     prompts = [Prompt(f'chat/{seed}/{number}', '', True) for number in range(count)]
+  else:
+    prompts = sorted(prompts, key=lambda prompt: _fraction('place', prompt.id))
   again = list(itertools.islice(itertools.cycle(prompts), count))
   seeds = seeds_for(seed, again)
-  drawn = [number >= len(prompts) or _fraction(prompt.id) < share for number, prompt in enumerate(again)]
+  drawn = [number >= len(prompts) or _fraction('drawn', prompt.id) < share for number, prompt in enumerate(again)]
   made = [Asked(prompt, kind, temperature if is_drawn else 0.0, its)
           for prompt, is_drawn, its in zip(again, drawn, seeds, strict=True)]
   return sorted(made, key=lambda one: one.temperature)
 
 
-def _fraction(name: str) -> float:
-  return int.from_bytes(hashlib.sha256(f'drawn {name}'.encode()).digest()[:4], 'big') / 2 ** 32
+def _fraction(of: str, name: str) -> float:
+  """A number below 1 that stands for a name."""
+  return int.from_bytes(hashlib.sha256(f'{of} {name}'.encode()).digest()[:4], 'big') / 2 ** 32
 
 
 def batches(wanted: Sequence[Asked], size: int, length_of: dict[str, int]) -> list[list[Asked]]:
