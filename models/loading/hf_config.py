@@ -11,6 +11,7 @@ from models.loading.safetensors import read_json
 
 FAMILIES = ('llama', 'mistral', 'qwen2', 'qwen3')
 REFUSED_IF_SET = ('attention_bias', 'mlp_bias', 'quantization_config')
+MOST_LAYERS = 10_000
 _REQUIRED = object()
 
 
@@ -33,11 +34,11 @@ class Fields:
       raise InputError(f"{self.path}: field '{self.prefix}{name}' should be of type {kind.__name__}, not {value!r}")
     return value
 
-  def size(self, name: str, default: Any = _REQUIRED) -> int:
-    """A positive integer."""
+  def size(self, name: str, default: Any = _REQUIRED, most: int = 2**31 - 1) -> int:
+    """An integer in 1..most."""
     value = self.get(name, int, default)
-    if value is not None and value < 1:
-      raise InputError(f"{self.path}: field '{self.prefix}{name}' should be positive, not {value}")
+    if value is not None and not 1 <= value <= most:
+      raise InputError(f"{self.path}: field '{self.prefix}{name}' should lie in 1..{most}, not {value}")
     return value
 
   def sub(self, name: str) -> 'Fields':
@@ -61,7 +62,7 @@ def decoder_config(directory: str | os.PathLike) -> DecoderConfig:
     raise fields.fail('model_type', f'use one of {", ".join((*FAMILIES, "t5"))}')
   _refuse_unsupported(fields)
   num_heads, width = fields.size('num_attention_heads'), fields.size('hidden_size')
-  num_layers = fields.size('num_hidden_layers')
+  num_layers = fields.size('num_hidden_layers', most=MOST_LAYERS)
   return DecoderConfig(
       vocab_size=fields.size('vocab_size'), width=width, num_layers=num_layers, num_heads=num_heads,
       num_kv_heads=_num_kv_heads(fields, family, num_heads), head_dim=_head_dim(fields, family, width, num_heads),

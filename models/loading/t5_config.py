@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from models.config import EncDecConfig
-from models.loading.hf_config import Fields
+from models.loading.hf_config import MOST_LAYERS, Fields
 from models.loading.safetensors import read_json
 
 MLPS = {'relu': 'relu', 'gated-gelu': 'geglu'}  # by feed_forward_proj
@@ -38,12 +38,12 @@ def encdec_config(directory: str | os.PathLike, own_head: bool) -> EncDecConfig:
     raise fields.fail('feed_forward_proj', f'use one of {", ".join(MLPS)}')
   if fields.fields.get('quantization_config'):
     raise fields.fail('quantization_config', 'only models without it are')
-  num_layers = fields.size('num_layers')
+  num_layers = fields.size('num_layers', most=MOST_LAYERS)
   tied = fields.get('tie_word_embeddings', bool, True)
   scaled = fields.get('scale_decoder_outputs', bool, tied)
   return EncDecConfig(
       vocab_size=fields.size('vocab_size'), width=fields.size('d_model'),
-      num_layers=fields.size('num_decoder_layers', num_layers), num_encoder_layers=num_layers,
+      num_layers=fields.size('num_decoder_layers', num_layers, MOST_LAYERS), num_encoder_layers=num_layers,
       num_heads=fields.size('num_heads'), head_dim=fields.size('d_kv'), ff_width=fields.size('d_ff'), mlp=MLPS[kind],
       num_buckets=fields.size('relative_attention_num_buckets', 32),
       max_distance=fields.size('relative_attention_max_distance', 128),

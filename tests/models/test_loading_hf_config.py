@@ -184,3 +184,8 @@ def test_any_json_is_refused_or_read(tmp_path_factory, changes, family):
     decoder_config(directory)
   except InputError as error:
     assert '\n' not in str(error)
+
+
+@pytest.mark.parametrize('layers', [0, -1, 10**9])
+def test_layers_are_counted_before_lists_are_made_of_them(tmp_path, layers):
+  assert f"'num_hidden_layers' should lie in 1..10000, not {layers}" in refusal(tmp_path, num_hidden_layers=layers)
