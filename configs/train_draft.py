@@ -1,6 +1,6 @@
 """Distils a draft model for SmolLM2-135M from its own answers: two of its layers, and a quarter of its vocabulary.
 
-    python -m experiments.make_corpus --out=results/corpus --chat=2048 --function=2048 --story=1024
+    python -m experiments.make_corpus --out=results/corpus --chat=640 --function=768 --story=448
     python -m launch.train --config=configs/train_draft.py
     python -m launch.bench --config=configs/smollm2.py:model --config.drafter.source=results/train_draft/model
 
@@ -26,11 +26,11 @@ def get_config(variant: str = 'kl') -> ConfigDict:
       },
       'loss': {'token_loss': variant, 'labels': 'law'},
       'data': {
-          'corpus': 'results/corpus', 'row_tokens': 320,
+          'corpus': 'results/corpus', 'row_tokens': 768,
           'keep_vectors': True,  # compute the target's vectors once, and keep them in the corpus for all drafts
       },
       'train': {
-          'objective': 'distill', 'directory': 'results/train_draft', 'steps': 1500, 'batch': 16, 'accumulate': 4,
+          'objective': 'distill', 'directory': 'results/train_draft', 'steps': 1200, 'batch': 4, 'accumulate': 2,
           'learning_rate': 1e-3, 'warmup_steps': 50, 'final_share': 0.1, 'beta2': 0.95, 'weight_decay': 0.0,
           'clip_norm': 1.0, 'seed': 0, 'dtype': 'float32', 'log_every': 10, 'eval_every': 200, 'save_every': 100,
           'keep': 2},

@@ -1,6 +1,6 @@
 """Trains an EAGLE head for SmolLM2-135M on its own answers.
 
-    python -m experiments.make_corpus --out=results/corpus --chat=2048 --function=2048 --story=1024
+    python -m experiments.make_corpus --out=results/corpus --chat=640 --function=768 --story=448
     python -m launch.train --config=configs/train_eagle.py
     python -m launch.bench --config=configs/smollm2.py:eagle --config.drafter.source=results/train_eagle/model
 
@@ -13,11 +13,11 @@ from ml_collections import ConfigDict
 
 LOSSES = {
     'unrolled': {'steps': 4, 'token_loss': 'kl', 'labels': 'law', 'token_weight': 1.0, 'feature_weight': 0.2,
-                 'noise': 0.0, 'decay': 0.8, 'roots': 192},
+                 'noise': 0.0, 'decay': 0.8, 'roots': 384},
     'eagle1': {'steps': 1, 'token_loss': 'cross_entropy', 'labels': 'law', 'token_weight': 0.1, 'feature_weight': 1.0,
-               'noise': 0.1, 'decay': 1.0, 'roots': 192},
+               'noise': 0.1, 'decay': 1.0, 'roots': 384},
     'eagle3': {'steps': 4, 'token_loss': 'kl', 'labels': 'law', 'token_weight': 1.0, 'feature_weight': 0.0,
-               'noise': 0.0, 'decay': 0.8, 'roots': 192},
+               'noise': 0.0, 'decay': 0.8, 'roots': 384},
 }
 
 
@@ -35,12 +35,12 @@ def get_config(variant: str = 'unrolled') -> ConfigDict:
       },
       'loss': LOSSES[variant],
       'data': {
-          'corpus': 'results/corpus', 'row_tokens': 320,
+          'corpus': 'results/corpus', 'row_tokens': 768,
           # compute the target's vectors once, and keep them in the corpus for all drafts; not of layers
           'keep_vectors': variant != 'eagle3',
       },
       'train': {
-          'objective': 'eagle', 'directory': 'results/train_eagle', 'steps': 1300, 'batch': 16, 'accumulate': 4,
+          'objective': 'eagle', 'directory': 'results/train_eagle', 'steps': 1200, 'batch': 4, 'accumulate': 2,
           'learning_rate': 1e-3, 'warmup_steps': 50, 'final_share': 0.1, 'beta2': 0.95, 'weight_decay': 0.0,
           'clip_norm': 0.5, 'seed': 0, 'dtype': 'float32', 'log_every': 10, 'eval_every': 200, 'save_every': 100,
           'keep': 2},

@@ -1,6 +1,6 @@
 """Trains Medusa heads for SmolLM2-135M on its own answers, the model itself frozen (Medusa-1) or trained (Medusa-2).
 
-    python -m experiments.make_corpus --out=results/corpus --chat=2048 --function=2048 --story=1024
+    python -m experiments.make_corpus --out=results/corpus --chat=640 --function=768 --story=448
     python -m launch.train --config=configs/train_medusa.py
     python -m launch.bench --config=configs/smollm2.py:medusa --config.drafter.source=results/train_medusa/model
 
@@ -43,16 +43,16 @@ def get_config(variant: str = 'law') -> ConfigDict:
           'vocab': 8192,  # most frequent tokens of the answers; 0 for all
           'dtype': 'bfloat16',  # of the file
       },
-      'loss': {'token_loss': 'kl', 'labels': LABELS[variant], 'decay': 0.8, 'roots': 192},
+      'loss': {'token_loss': 'kl', 'labels': LABELS[variant], 'decay': 0.8, 'roots': 384},
       'data': {
-          'corpus': 'results/corpus', 'row_tokens': 320,
+          'corpus': 'results/corpus', 'row_tokens': 768,
           # compute the target's vectors once, and keep them in the corpus for all drafts
           'keep_vectors': variant != 'medusa2',
       },
       'train': {
           'objective': 'medusa2' if joint else 'medusa',
-          'directory': f'results/train_{variant}' if joint else 'results/train_medusa', 'steps': 2000, 'batch': 16,
-          'accumulate': 4, 'learning_rate': 1e-4 if joint else 1e-3, 'warmup_steps': 40, 'final_share': 0.1,
+          'directory': f'results/train_{variant}' if joint else 'results/train_medusa', 'steps': 1200, 'batch': 4,
+          'accumulate': 2, 'learning_rate': 1e-4 if joint else 1e-3, 'warmup_steps': 40, 'final_share': 0.1,
           'beta2': 0.95, 'weight_decay': 0.0, 'clip_norm': 1.0, 'seed': 0, 'dtype': 'float32', 'log_every': 10,
           'eval_every': 200, 'save_every': 100, 'keep': 2},
       'mesh': {'data': 1, 'model': 1},

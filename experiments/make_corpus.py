@@ -1,6 +1,6 @@
 """A corpus of the target's own answers, to train its drafts on: resumable, and clean of what drafts are evaluated on.
 
-    python -m experiments.make_corpus --out=~/corpus --chat=2048 --function=2048 --story=1024
+    python -m experiments.make_corpus --out=~/corpus --chat=640 --function=768 --story=448
 
 Prompts are made here (`experiments.corpus_prompts`), whatever `data` the config names. Where there are fewer prompts
 than texts wanted they are asked again. The first answer to a prompt is greedy or, for a share of the prompts, drawn;

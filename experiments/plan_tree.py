@@ -37,7 +37,7 @@ from specdec.tree_planner import Plan, plan
 from specdec.warp import Sampling
 
 TIMED_WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-PROMPT_LENGTH, ROW_TOKENS, ROW_BATCH = 256, 320, 8
+PROMPT_LENGTH, ROW_TOKENS, ROW_BATCH = 256, 768, 4
 
 
 def held_out_ranks(params: Params, num_tokens: int, some_rows: Sequence[dict[str, np.ndarray]],
