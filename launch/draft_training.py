@@ -35,7 +35,7 @@ from models.loading import embedded_model, orbax
 from models.loading.eagle import save_eagle
 from models.loading.load import float_dtype
 from models.loading.medusa import save_medusa
-from models.loading.reduced import head_rows, save_reduced
+from models.loading.reduced import head_rows, is_reduced, load_reduced, save_reduced
 from models.sequence import stack, unstack
 from models.sharding import put_whole, shardings
 from specdec.training.acceptance import measured_ranks, simulated_tokens_per_pass
@@ -266,14 +266,35 @@ def draft(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarra
   check_layers(section.num_layers, target.config.num_layers)
   cut = target.first_layers(section.num_layers)
   known = np.arange(num_tokens, dtype=np.int32) if ids_U is None else ids_U
-  model = cut.with_head(head_rows(target, known))
+  model = jax.tree.map(jnp.copy, cut.with_head(head_rows(target, known)))
   borrowed = ('embed', 'head') if section.borrows_head else ('embed',)
   trained = lambda path, _: path[0] not in borrowed
-  graph, trainable, rest = _parts(jax.tree.map(jnp.copy, model), config.train.dtype, trained)
+  if section.start:
+    _begin_as(model, _trained_before(section, target, known), borrowed)
+  graph, trainable, rest = _parts(model, config.train.dtype, trained)
   objective = _objective(DistillObjective, config, graph, num_tokens, section.levels)
   save = lambda parameters, directory: save_reduced(
       _stored(nnx.merge(graph, parameters, rest), section.dtype), known, directory, section.borrows_head)
   return Trained(objective, trainable, Frozen(target, rest, put_whole(known)), section.levels, save)
+
+
+def _trained_before(section: ConfigDict, target: Decoder, known: np.ndarray) -> Decoder:
+  if not is_reduced(section.start):
+    raise InputError(f'draft.start={section.start!r} holds no draft that launch.train trained: name its model/, or '
+                     'leave it empty')
+  mesh = jax.sharding.get_mesh()
+  before, ids_U = load_reduced(section.start, target, target.config.dtype, None if mesh.empty else mesh,
+                               attention_block=None)
+  if before.config.num_layers != section.num_layers or not np.array_equal(ids_U, known):
+    raise InputError(f'draft.start={section.start!r} has {before.config.num_layers} layers and {len(ids_U)} tokens of '
+                     'its corpus: give draft.num_layers, draft.vocab and data.corpus that it was trained with')
+  return before
+
+
+def _begin_as(model: Decoder, before: Decoder, borrowed: tuple[str, ...]) -> None:
+  """Takes over all but what is the target's."""
+  state = nnx.to_flat_state(nnx.state(before, nnx.Param))
+  nnx.update(model, nnx.from_flat_state([(path, leaf) for path, leaf in state if path[0] not in borrowed]))
 
 
 MAKERS = {'medusa': medusa, 'medusa2': medusa2, 'eagle': eagle, 'distill': draft}  # by train.objective

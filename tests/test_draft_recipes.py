@@ -92,6 +92,31 @@ def test_from_corpus_to_drafter(kind, corpus):
   assert again == facts
 
 
+def test_variants_have_their_own_directories():
+  """Nobody finds what another one trained."""
+  variants = {train_draft: train_draft.LOSSES, train_eagle: train_eagle.LOSSES, train_medusa: train_medusa.LABELS}
+  names = [module.get_config(variant).train.directory for module, some in variants.items() for variant in some]
+  assert len(set(names)) == len(names)
+  assert {'results/train_draft', 'results/train_eagle', 'results/train_medusa'} < set(names)
+
+
+def test_a_draft_begins_where_another_ended(corpus):
+  """With its layers and no other; one of another vocabulary is refused."""
+  config = config_of('distill', corpus)
+  first = draft_training.recipe(draft_training.draft, config)
+  moved = jax.tree.map(lambda x: x + 1, first.trainable)
+  first.save(moved, corpus.parent / 'before')
+  again = config_of('distill', corpus)
+  again.draft.start = str(corpus.parent / 'before')
+  jax.tree.map(np.testing.assert_array_equal, draft_training.recipe(draft_training.draft, again).trainable, moved)
+  again.draft.vocab = 100
+  with pytest.raises(InputError, match=r"draft\.start='.*' has 1 layers and 200 tokens"):
+    draft_training.recipe(draft_training.draft, again)
+  again.draft.start = str(corpus)
+  with pytest.raises(InputError, match=r'holds no draft that launch\.train trained'):
+    draft_training.recipe(draft_training.draft, again)
+
+
 @pytest.mark.parametrize('kind', [
     pytest.param(kind, marks=[pytest.mark.slow] * (kind != 'medusa')) for kind in CONFIGS])
 def test_interrupted(kind, corpus, monkeypatch):

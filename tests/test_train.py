@@ -20,7 +20,7 @@ from launch import pretraining
 from launch.errors import RunError
 from launch.prompts import load_prompts
 from launch.session import Session
-from launch.train import train
+from launch.train import check_same, train
 from models.errors import InputError
 from models.loading import load_decoder
 from specdec.training.log import read_metrics
@@ -111,7 +111,7 @@ def test_what_a_run_leaves(data, trained):
   assert [row['step'] for row in rows if 'held_out_loss' in row] == [8, 16]
   assert facts['held_out_loss'] == rows[-1]['held_out_loss']
   kept = {path.name for path in (directory / 'run').iterdir()}
-  assert kept == {'metrics.jsonl', 'tensorboard', 'model', 'step_00000012', 'step_00000016'}
+  assert kept == {'run.json', 'metrics.jsonl', 'tensorboard', 'model', 'step_00000012', 'step_00000016'}
   assert any((directory / 'run' / 'tensorboard').iterdir())
 
 
@@ -120,6 +120,27 @@ def test_a_finished_run_is_left_alone(data, trained):
   before = (directory / 'run' / 'metrics.jsonl').read_bytes()
   assert train(tiny(data, directory)) == facts
   assert (directory / 'run' / 'metrics.jsonl').read_bytes() == before
+
+
+def test_a_directory_of_another_config(data, trained):
+  """Refused by the first field that differs, finished or not; how often something is written may change."""
+  directory, facts = trained
+  config = tiny(data, directory)
+  config.train.update(log_every=1, save_every=0, eval_every=0, keep=1)
+  assert train(config) == facts
+  config.train.learning_rate = 0.5
+  with pytest.raises(InputError, match=r'run of another config \(train\.learning_rate is 0\.01 there and 0\.5 here\)'):
+    train(config)
+
+
+def test_a_run_that_left_nothing_may_change(data, tmp_path):
+  config = tiny(data, tmp_path)
+  config.train.batch, config.train.warmup_steps = 1000, 0
+  with pytest.raises(InputError, match='do not fill a batch'):
+    train(config)
+  check_same(tiny(data, tmp_path), tmp_path / 'run', begun=False)
+  with pytest.raises(InputError, match=r'train\.batch is 4 there and 1000 here'):
+    check_same(config, tmp_path / 'run', begun=True)
 
 
 def test_other_commands_load_it(data, trained, tmp_path):
