@@ -23,7 +23,7 @@ import optax
 from launch import distributed
 from launch.build import build_model, check_layers, given_by
 from launch.convert import copy_tokenizer
-from launch.corpus import Text, frequent_tokens, read_texts, rows
+from launch.corpus import Text, check_ids, check_made_by, frequent_tokens, read_texts, rows, whole
 from launch.evaluation_texts import check_clean
 from launch.recipe import Recipe, train_config
 from models.config import EagleConfig, MedusaConfig
@@ -92,30 +92,46 @@ def recipe(make: Callable[[ConfigDict, Decoder, int, np.ndarray | None], Trained
   Raises:
     InputError: one line about the field at fault.
   """
-  schedule = train_config(config.train)
+  schedule, row_tokens = train_config(config.train), config.data.row_tokens
+  _check(config)
   texts = read_texts(config.data.corpus)
   target, tokenizer = build_model(config.target, 0, taps=tuple(config.draft.get('taps', ())))
+  if not isinstance(target, Decoder):
+    raise InputError(f'target.source={config.target.source!r} has an encoder, and drafts are trained for decoders: '
+                     'name one')
+  check_ids(config.data.corpus, texts, tokenizer.num_tokens)
   check_clean((text.id, tokenizer.decode(text.tokens)) for text in texts)
   training, held_out = ([text for text in texts if text.held_out is part] for part in (False, True))
-  if not training or not held_out:
-    raise InputError(f'{config.data.corpus}: {len(training)} texts to train on and {len(held_out)} held out are too '
-                     'few: make a larger corpus')
+  kept_whole = whole(held_out, row_tokens)
+  if not training or not kept_whole:
+    raise InputError(f'{config.data.corpus}: {len(training)} texts to train on and {len(kept_whole)} held out that fit '
+                     f'into data.row_tokens={row_tokens} are too few: make a larger corpus, or raise data.row_tokens')
   ids_U = None
   if config.draft.vocab:
     ids_U = frequent_tokens(training, config.draft.vocab, tokenizer.num_tokens)
   trained = make(config, target, tokenizer.num_tokens, ids_U)
-  packed, kept_back = (rows(some, config.data.row_tokens) for some in (training, held_out))
-  _say(training, held_out, packed, ids_U)
+  packed, kept_back = (rows(some, row_tokens) for some in (training, kept_whole))
+  _say(training, held_out, packed, ids_U, row_tokens)
   if config.data.keep_vectors:
     if target.config.taps:
       raise InputError('data.keep_vectors: of a head that reads taps the vectors are not kept; set it to False')
     keep = functools.partial(with_vectors, target, tokenizer.num_tokens, batch=schedule.batch)
-    packed, kept_back = (keep(some, f'{config.data.corpus}/vectors_{name}_{config.data.row_tokens}')
+    packed, kept_back = (keep(some, f'{config.data.corpus}/vectors_{name}_{row_tokens}')
                          for name, some in (('training', packed), ('held_out', kept_back)))
   return Recipe(
       objective=trained.objective, optimizer=trained.optimizer(schedule), trainable=trained.trainable,
       frozen=trained.frozen, rows=packed, config=schedule, evaluate=evaluation(trained, kept_back, schedule),
       save=functools.partial(_save, trained, str(config.target.source)))
+
+
+def _check(config: ConfigDict) -> None:
+  """What can be said before anything large is read."""
+  for name, value, least in (('data.row_tokens', config.data.row_tokens, 2),
+                             ('draft.levels', config.draft.get('levels', 1), 1)):
+    if value < least:
+      raise InputError(f'{name}={value} must be {least} or more')
+  float_dtype(config.draft.dtype)  # of the file, which is written at the end
+  check_made_by(config.data.corpus, str(config.target.source))
 
 
 def evaluation(trained: Trained, held_out: Sequence[Row], schedule: TrainConfig) -> Callable[[Any], dict[str, float]]:
@@ -131,7 +147,8 @@ def evaluation(trained: Trained, held_out: Sequence[Row], schedule: TrainConfig)
   return evaluate
 
 
-def _say(training: Sequence[Text], held_out: Sequence[Text], packed: Sequence[Row], ids_U: np.ndarray | None) -> None:
+def _say(training: Sequence[Text], held_out: Sequence[Text], packed: Sequence[Row], ids_U: np.ndarray | None,
+         row_tokens: int) -> None:
   if not distributed.speaks():
     return
   answered = sum(len(text.tokens) - text.prompt_length for text in training)
@@ -139,8 +156,10 @@ def _say(training: Sequence[Text], held_out: Sequence[Text], packed: Sequence[Ro
   if ids_U is not None:
     said = np.concatenate([text.tokens[text.prompt_length:] for text in held_out])
     known = f'; {len(ids_U):,} tokens can be drafted, {np.isin(said, ids_U).mean():.1%} of held-out ones'
+  cut, left_out = (len(some) - len(whole(some, row_tokens)) for some in (training, held_out))
   print(f'{len(training):,} texts in {len(packed):,} rows, {answered:,} answered tokens; {len(held_out):,} texts held '
-        f'out{known}', file=sys.stderr, flush=True)
+        f'out{known}; longer than data.row_tokens={row_tokens}: {cut:,} texts, trained on without their beginning, and '
+        f'{left_out:,} held out, left out', file=sys.stderr, flush=True)
 
 
 def _save(trained: Trained, source: str, parameters: Any, directory: Path) -> None:
@@ -263,7 +282,7 @@ def begin_as_last_layer(head: EagleHead, target: Decoder) -> None:
 def draft(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarray | None) -> Trained:
   """A model of a few layers, cut from the target, with the target's embedding and, if not trained, its LM head."""
   section = config.draft
-  check_layers(section.num_layers, target.config.num_layers)
+  check_layers(section.num_layers, target.config.num_layers, 'draft')
   cut = target.first_layers(section.num_layers)
   known = np.arange(num_tokens, dtype=np.int32) if ids_U is None else ids_U
   model = jax.tree.map(jnp.copy, cut.with_head(head_rows(target, known)))

@@ -193,6 +193,54 @@ def test_refusals(corpus, tmp_path):
     train(config)
 
 
+WRONG = {
+    'draft.num_layers': 0, 'draft.start': 'nowhere', 'draft.vocab': -1, 'draft.levels': 0, 'draft.dtype': 'int8',
+    'draft.version': 2, 'draft.taps': (7,), 'draft.num_heads': 0, 'loss.token_loss': 'foo', 'loss.labels': 'words',
+    'loss.steps': 0, 'loss.token_weight': -1.0, 'loss.feature_weight': float('nan'), 'loss.noise': -0.1,
+    'loss.decay': 1.5, 'loss.roots': -1, 'data.corpus': 'nowhere', 'data.row_tokens': 1}
+EITHER = {'draft.borrows_head', 'data.keep_vectors'}
+
+
+@pytest.mark.parametrize('kind', CONFIGS)
+def test_a_wrong_field_is_refused(kind, corpus, monkeypatch):
+  """Each of loss, draft and data, in one line that names it, before anything is trained."""
+  monkeypatch.setattr(draft_training, 'build_model', functools.cache(build_model))
+  monkeypatch.setattr(draft_training, 'check_clean', lambda texts: None)
+  base = config_of(kind, corpus)
+  fields = [f'{section}.{name}' for section in ('loss', 'draft', 'data') for name in base[section]]
+  assert set(fields) <= set(WRONG) | EITHER
+  for field in fields:
+    if field in WRONG:
+      config = config_of(kind, corpus)
+      config.update_from_flattened_dict({field: WRONG[field]})
+      with pytest.raises(InputError) as caught:
+        draft_training.recipe(draft_training.MAKERS[config.train.objective], config)
+      assert '\n' not in str(caught.value)
+      said = {'draft.vocab': 'draft vocabulary', 'data.corpus': 'nowhere'}.get(field, field.partition('.')[2])
+      assert said in str(caught.value)
+
+
+def test_long_texts_are_not_held_out(corpus, capsys):
+  """A text that lost its beginning is trained on, and said; what is measured is whole."""
+  config = config_of('medusa', corpus)
+  lengths = sorted(len(text.tokens) for text in texts() if text.held_out)
+  config.data.row_tokens = lengths[0]
+  draft_training.recipe(draft_training.medusa, config)
+  told = [sum(len(text.tokens) > lengths[0] for text in texts() if text.held_out is part) for part in (False, True)]
+  assert f'={lengths[0]}: {told[0]} texts, trained on without their beginning, and {told[1]} held out' in (
+      capsys.readouterr().err)
+  config.data.row_tokens = lengths[0] - 1
+  with pytest.raises(InputError, match=r'0 held out that fit into data\.row_tokens'):
+    draft_training.recipe(draft_training.medusa, config)
+
+
+def test_a_target_with_an_encoder(corpus):
+  config = config_of('medusa', corpus)
+  config.target.source = 'random:tiny_encdec_target'
+  with pytest.raises(InputError, match='has an encoder'):
+    draft_training.recipe(draft_training.medusa, config)
+
+
 def test_trees_in_files(tmp_path):
   """As a name, or as what an override makes of one."""
   path = tmp_path / 'tree.json'

@@ -240,7 +240,9 @@ def test_a_section_that_is_missing(data, tmp_path):
     ('train.objective', 'both', "train.objective='both' is unknown: use one of next_token"),
     ('train.row_tokens', 0, 'train.row_tokens=0 must be 1 or more'), ('train.accumulate', 3, 'train.batch=4 must be a'),
     ('train.tokens_per_parameter', -1.0, 'must be positive'), ('data.held_out', 0.0, 'gives no held-out text'),
-    ('train.held_out_rows', 1, '1 held-out rows do not fill a batch of 4'), ('train.dtype', 'int8', 'float32 or')])
+    ('train.held_out_rows', 1, '1 held-out rows do not fill a batch of 4'),
+    ('train.held_out_rows', -1, 'train.held_out_rows=-1 must'), ('train.tokens', -5, 'train.tokens=-5 must'),
+    ('train.batch', 0, 'train.batch=0 must be 1 or more'), ('train.dtype', 'int8', 'float32 or')])
 def test_wrong_input(field, value, said, data, tmp_path):
   config = tiny(data, tmp_path)
   config.train.tokens = 0 if field == 'train.tokens_per_parameter' else config.train.tokens
