@@ -119,6 +119,8 @@ def test_killed_between_two_checkpoints(whole, tmp_path):
   unfinished = Checkpoints(tmp_path, 1).path(11)
   (unfinished / 'weights').mkdir(parents=True)
   (unfinished / 'model.json.part').touch()
+  Checkpoints(tmp_path, 1).path(12).mkdir()  # as far as a save has come that made its directory
+  assert Checkpoints(tmp_path, 1).latest() == 8
   assert_same(trainer(tmp_path).run(), whole[0])
   assert curve(tmp_path) == whole[1]
 

@@ -40,13 +40,13 @@ class Checkpoints:
 
   def steps(self) -> list[int]:
     """Finished ones, in order."""
-    return sorted(step for step, path in self._found() if not orbax.is_unfinished(path))
+    return sorted(step for step, path in self._found() if orbax.is_finished(path))
 
   def latest(self) -> int | None:
     """The newest finished step; says which newer ones it passes over."""
     latest = max(self.steps(), default=None)
     for step, path in sorted(self._found()):
-      if orbax.is_unfinished(path) and (latest is None or step > latest):
+      if not orbax.is_finished(path) and (latest is None or step > latest):
         instead = 'there is no earlier one' if latest is None else f'going on from step {latest}'
         print(f'{path} was never finished: {instead}', file=sys.stderr, flush=True)
     return latest
