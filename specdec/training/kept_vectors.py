@@ -41,7 +41,7 @@ def with_vectors(target: Decoder, num_tokens: int, rows: Sequence[Row], director
   folder, shape = Path(directory), (len(rows), len(rows[0]['tokens']))
   folder.mkdir(parents=True, exist_ok=True)
   about = _digest(target, num_tokens, rows)
-  done = _done(folder, about)
+  done = rows_done(folder, about, len(rows))
   mode = 'r+' if done else 'w+'
   hidden_NTD = _open(folder / 'hidden.npy', mode, np.float16, (*shape, target.config.width))
   log_total_NT = _open(folder / 'log_total.npy', mode, np.float32, shape)
@@ -79,13 +79,13 @@ def _fields(rows: Sequence[Row]) -> Iterator[np.ndarray]:
       yield row[name]
 
 
-def _done(folder: Path, about: str) -> int:
-  """Rows that need not be computed again."""
+def rows_done(folder: Path, about: str, count: int) -> int:
+  """Rows that need not be computed again; none where what is written is not what was written here."""
   try:
     kept = json.loads((folder / DONE).read_text())
-  except (OSError, ValueError):
+    return kept['done'] if kept['about'] == about and type(kept['done']) is int and 0 <= kept['done'] <= count else 0
+  except (OSError, ValueError, KeyError, TypeError, RecursionError):
     return 0
-  return kept['done'] if kept['about'] == about else 0
 
 
 def _write(folder: Path, facts: dict) -> None:
