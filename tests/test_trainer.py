@@ -17,7 +17,7 @@ import pytest
 from models.errors import InputError
 from specdec.training.checkpoints import Checkpoints
 from specdec.training.config import TrainConfig
-from specdec.training.log import read_metrics
+from specdec.training.log import Log, read_metrics
 from specdec.training.optimizer import adamw
 from specdec.training.rows import batches
 from specdec.training.step import first_state, gradients
@@ -123,6 +123,22 @@ def test_killed_between_two_checkpoints(whole, tmp_path):
   assert Checkpoints(tmp_path, 1).latest() == 8
   assert_same(trainer(tmp_path).run(), whole[0])
   assert curve(tmp_path) == whole[1]
+
+
+def test_a_log_that_is_taken_back_is_never_half(tmp_path, monkeypatch):
+  """Killed while it is written again, it is as it was."""
+  trainer(tmp_path).run()
+  before = read_metrics(tmp_path)
+  write = Path.write_text
+
+  def die(path: Path, text: str) -> None:
+    write(path, text[:20])
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(Path, 'write_text', die)
+  with pytest.raises(KeyboardInterrupt):
+    Log(str(tmp_path), 5)
+  assert read_metrics(tmp_path) == before
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):
