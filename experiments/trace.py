@@ -140,12 +140,14 @@ def main() -> None:
   session, prompts = Session.from_config(config), load_prompts(config.data)
   for prompt in prompts:
     session.encode(prompt)  # what is wrong with any is said before the first is decoded
-  traces = [record(session, prompt, config.sampling.seed + index)
-            for index, prompt in enumerate(track(prompts, len(prompts), 'traces'))]
-  for trace in traces:
+  traces: list[dict[str, Any]] = []
+  for index, prompt in enumerate(track(prompts, len(prompts), 'traces')):
+    trace = record(session, prompt, config.sampling.seed + index)
+    traces.append(trace)
     cli.say(f'{trace["id"]}: {trace["emitted"]} tokens in {trace["passes"]} passes, {trace["accepted"]} of '
             f'{trace["drafted"]} drafted kept')
-  cli.write_json(traces)
+    if cli.JSON_OUT.value != results.STDOUT or len(traces) == len(prompts):
+      cli.write_json(traces)  # a run that is ended leaves whole traces
 
 
 if __name__ == '__main__':
