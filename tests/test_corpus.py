@@ -191,6 +191,14 @@ def test_corpus(tmp_path, few_prompts):
     make_corpus.make(session, dict.fromkeys(wanted, 0), DRAWN, str(tmp_path))
 
 
+def test_empty_chats_are_counted_apart(tmp_path, few_prompts, monkeypatch):
+  monkeypatch.setattr(make_corpus.Answers, '_user_messages', lambda self, unit: [
+      Prompt(one.prompt.id, 'Hello.' if int(one.prompt.id[-1]) % 2 else '', chat=True) for one in unit])
+  units = make_corpus.make(Toy.session(), {'chat': 4, 'function': 0, 'story': 0}, DRAWN, str(tmp_path))
+  facts = make_corpus.summary(units)
+  assert (facts['texts']['chat'], facts['empty'], facts['too_long']) == (2, 2, 0)
+
+
 def test_leaks_are_left_out(tmp_path, few_prompts, monkeypatch):
   """What the target recites of the evaluation never enters."""
   monkeypatch.setattr(make_corpus, 'shared_with', lambda text: 'HumanEval/0' if 'number 3' in text else None)
