@@ -47,7 +47,7 @@ from specdec.training.held_out import HeldOut
 from specdec.training.kept_vectors import with_vectors
 from specdec.training.lora import new_adapter
 from specdec.training.medusa import BACKBONE, HEADS, JointObjective, MedusaObjective, learning_rates
-from specdec.training.optimizer import adamw
+from specdec.training.optimizer import adamw, clip
 from specdec.training.rows import Row
 from specdec.training.schedule import learning_rate
 from specdec.training.step import cast
@@ -196,7 +196,7 @@ def medusa(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarr
   graph, trainable, rest = _parts(heads, config.train.dtype)
   objective = _objective(MedusaObjective, config, graph, num_tokens)
   save = lambda parameters, directory: save_medusa(
-      _stored(nnx.merge(graph, parameters, rest), section.dtype), directory, made_for)
+      cast(nnx.merge(graph, parameters, rest), section.dtype), directory, made_for)
   return Trained(objective, trainable, Frozen(target, rest), section.num_heads, save)
 
 
@@ -218,10 +218,11 @@ def medusa2(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndar
   return Trained(
       objective, {HEADS: alone.trainable, BACKBONE: part}, frozen, alone.levels,
       save=lambda parameters, directory: save_heads(parameters[HEADS], directory),
-      optimizer=lambda schedule: learning_rates(
-          learning_rate(schedule), section.heads_rate, functools.partial(adamw, schedule), section.heads_first,
-          schedule.warmup_steps),
-      changed=lambda parameters: _stored(unstack(objective.target(parameters[BACKBONE], frozen)), section.dtype))
+      optimizer=lambda schedule: optax.chain(clip(schedule), learning_rates(
+          learning_rate(schedule), section.heads_rate,
+          functools.partial(adamw, dataclasses.replace(schedule, clip_norm=0.0)), section.heads_first,
+          schedule.warmup_steps)),
+      changed=lambda parameters: cast(unstack(objective.target(parameters[BACKBONE], frozen)), section.dtype))
 
 
 def _check_backbone(config: ConfigDict) -> None:
@@ -250,7 +251,7 @@ def eagle(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarra
   with given_by('draft'):
     shape = EagleConfig(layer, section.version, None if ids_U is None else len(ids_U), fc_bias=section.version == 1,
                         num_taps=max(1, len(taps)))
-  head = _stored(_with_ids(EagleHead(shape, nnx.Rngs(config.train.seed)), ids_U), 'float32')
+  head = cast(_with_ids(EagleHead(shape, nnx.Rngs(config.train.seed)), ids_U), 'float32')
   if section.version == 1:
     begin_as_last_layer(head, target)
   graph, trainable, rest = _parts(_placed(head), config.train.dtype)
@@ -258,7 +259,7 @@ def eagle(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarra
   if section.version == 3 and objective.feature_weight:
     raise InputError('loss.feature_weight must be 0 for a head of version 3, which has no feature to be like')
   save = lambda parameters, directory: save_eagle(
-      _stored(nnx.merge(graph, parameters, rest), section.dtype), directory, taps)
+      cast(nnx.merge(graph, parameters, rest), section.dtype), directory, taps)
   return Trained(objective, trainable, Frozen(target, rest), section.levels, save)
 
 
@@ -293,7 +294,7 @@ def draft(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarra
   graph, trainable, rest = _parts(model, config.train.dtype, trained)
   objective = _objective(DistillObjective, config, graph, num_tokens, section.levels)
   save = lambda parameters, directory: save_reduced(
-      _stored(nnx.merge(graph, parameters, rest), section.dtype), known, directory, section.borrows_head)
+      cast(nnx.merge(graph, parameters, rest), section.dtype), known, directory, section.borrows_head)
   return Trained(objective, trainable, Frozen(target, rest, put_whole(known)), section.levels, save)
 
 
@@ -343,8 +344,3 @@ def _placed(heads: EagleHead | MedusaHeads) -> EagleHead | MedusaHeads:
     return heads
   graph, state = nnx.split(heads)
   return nnx.merge(graph, jax.device_put(state, shardings(state, mesh)))
-
-
-def _stored(module: nnx.Module, dtype: str) -> nnx.Module:
-  """The module in another dtype, such as that of files."""
-  return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, module)
