@@ -2,7 +2,8 @@
 
 Sections besides `train` and `mesh`: `target` (as of a command that decodes), `draft` (what is trained), `loss` (the
 fields of the objective), `data` (`corpus`, a directory that `experiments.make_corpus` wrote, and `row_tokens`) and,
-where the target is trained too, `backbone` (how). Such a target lies in model/target, a checkpoint of ours.
+where the target is trained too, `backbone` (how). Such a target lies in model/target, a checkpoint of ours. One process
+trains, on the devices of its host.
 """
 
 from collections.abc import Callable, Sequence
@@ -126,6 +127,8 @@ def recipe(make: Callable[[ConfigDict, Decoder, int, np.ndarray | None], Trained
 
 def _check(config: ConfigDict) -> None:
   """What can be said before anything large is read."""
+  if distributed.joined():
+    raise InputError('drafts are trained in one process, on all devices of its host: start launch.train on one host')
   for name, value, least in (('data.row_tokens', config.data.row_tokens, 2),
                              ('draft.levels', config.draft.get('levels', 1), 1)):
     if value < least:

@@ -234,6 +234,12 @@ def test_long_texts_are_not_held_out(corpus, capsys):
     draft_training.recipe(draft_training.medusa, config)
 
 
+def test_one_process_trains_drafts(corpus, monkeypatch):
+  monkeypatch.setattr(draft_training.distributed, 'joined', lambda: True)
+  with pytest.raises(InputError, match='drafts are trained in one process'):
+    draft_training.recipe(draft_training.medusa, config_of('medusa', corpus))
+
+
 def test_a_target_with_an_encoder(corpus):
   config = config_of('medusa', corpus)
   config.target.source = 'random:tiny_encdec_target'
