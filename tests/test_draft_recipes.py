@@ -204,9 +204,10 @@ EITHER = {'draft.borrows_head', 'data.keep_vectors'}
 @pytest.mark.parametrize('kind', CONFIGS)
 def test_a_wrong_field_is_refused(kind, corpus, monkeypatch):
   """Each of loss, draft and data, in one line that names it, before anything is trained."""
-  monkeypatch.setattr(draft_training, 'build_model', functools.cache(build_model))
-  monkeypatch.setattr(draft_training, 'check_clean', lambda texts: None)
   base = config_of(kind, corpus)
+  target = build_model(base.target, 0)
+  monkeypatch.setattr(draft_training, 'build_model', lambda *_, **__: target)
+  monkeypatch.setattr(draft_training, 'check_clean', lambda texts: None)
   fields = [f'{section}.{name}' for section in ('loss', 'draft', 'data') for name in base[section]]
   assert set(fields) <= set(WRONG) | EITHER
   for field in fields:
