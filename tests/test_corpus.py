@@ -88,7 +88,7 @@ def test_a_corpus_of_another_target(tmp_path):
   model = tmp_path / 'model'
   model.mkdir()
   (tmp_path / 'about.json').write_text(json.dumps({'target': {'source': str(model), 'dtype': 'float32'}}))
-  check_made_by(str(tmp_path), f'{tmp_path}/corpus/../model')
+  check_made_by(str(tmp_path), f'{model}/../model')
   with pytest.raises(InputError, match=r"holds answers of target\.source='.*/model', not 'embedded'"):
     check_made_by(str(tmp_path), 'embedded')
   texts = [text(1, 2, 3)]
