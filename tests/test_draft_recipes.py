@@ -235,6 +235,15 @@ def test_long_texts_are_not_held_out(corpus, capsys):
     draft_training.recipe(draft_training.medusa, config)
 
 
+def test_a_corpus_of_another_target(corpus, tmp_path):
+  (corpus / 'about.json').write_text(json.dumps({'target': {'source': 'embedded'}}))
+  with pytest.raises(InputError, match=r"holds answers of target\.source='embedded', not 'random:tiny_target'"):
+    draft_training.recipe(draft_training.medusa, config_of('medusa', corpus))
+  write_corpus(tmp_path / 'large', [{**vars(text), 'tokens': [*text.tokens, 9999]} for text in texts()])
+  with pytest.raises(InputError, match='has the token 9999, and the target'):
+    draft_training.recipe(draft_training.medusa, config_of('medusa', tmp_path / 'large'))
+
+
 def test_one_process_trains_drafts(corpus, monkeypatch):
   monkeypatch.setattr(draft_training.distributed, 'joined', lambda: True)
   with pytest.raises(InputError, match='drafts are trained in one process'):
