@@ -4,6 +4,7 @@ import functools
 import json
 from pathlib import Path
 
+from flax import nnx
 import jax
 from ml_collections import ConfigDict
 import numpy as np
@@ -18,6 +19,7 @@ from launch.prompts import Prompt
 from launch.session import Session
 from launch.train import run, train
 from models.errors import InputError
+from specdec.training import kept_vectors
 from specdec.training.kept_vectors import with_vectors
 from specdec.training.log import read_metrics
 from specdec.tree import TreeSpec
@@ -166,6 +168,21 @@ def test_kept_vectors(tmp_path):
   other = with_vectors(target, tokenizer.num_tokens, some[::-1], tmp_path, 4)
   np.testing.assert_array_equal(other[0]['tokens'], some[-1]['tokens'])
   assert json.loads(done.read_text())['done'] == len(some)
+
+
+def test_vectors_are_of_every_parameter():
+  """Another number anywhere in the target makes others of them; the same target, loaded again, does not."""
+  section = ConfigDict({'source': 'random:tiny_target', 'dtype': 'float32'})
+  target, again = (build_model(section, 0)[0] for _ in range(2))
+  some = rows(texts()[:2], ROW)
+  before = kept_vectors._digest(target, 260, some)
+  assert kept_vectors._digest(again, 260, some) == before
+  for path, leaf in nnx.to_flat_state(nnx.state(again, nnx.Param)):
+    whole = leaf.get_value()
+    changed = whole.at[(-1,) * whole.ndim].add(0.5)
+    nnx.update(again, nnx.from_flat_state([(path, leaf.replace(changed))]))
+    assert kept_vectors._digest(again, 260, some) != before, path
+    nnx.update(again, nnx.from_flat_state([(path, leaf.replace(whole))]))
 
 
 def test_refusals(corpus, tmp_path):

@@ -11,7 +11,10 @@ import json
 import os
 from pathlib import Path
 
+from flax import nnx
 import jax
+from jax import Array
+import jax.numpy as jnp
 import numpy as np
 
 from models.decoder import Decoder
@@ -19,6 +22,7 @@ from specdec.training.frozen import observe
 from specdec.training.rows import Row
 
 DONE = 'done.json'
+VALUES = 64  # of a parameter
 
 
 class RowsWithVectors(Sequence[Row]):
@@ -64,13 +68,21 @@ def _open(path: Path, mode: str, dtype: type, shape: tuple[int, ...]) -> np.memm
 
 
 def _digest(target: Decoder, num_tokens: int, rows: Sequence[Row]) -> str:
-  """Of the rows, and of what tells one target from another."""
+  """Of the rows, and of what tells one target from another: of every parameter its sum, and some of its values."""
   digest = hashlib.sha256(repr((target.config, num_tokens)).encode())
-  for array in (target.final_norm[...], target.layers[-1].mlp.down[...]):
-    digest.update(np.asarray(array).tobytes())
+  flat = nnx.to_flat_state(nnx.state(target, nnx.Param))
+  for (path, _), mark in zip(flat, _marks([leaf.get_value() for _, leaf in flat]), strict=True):
+    digest.update(repr(path).encode() + np.asarray(mark).tobytes())
   for field in _fields(rows):
     digest.update(field.tobytes())
   return digest.hexdigest()
+
+
+@jax.jit
+def _marks(parameters: list[Array]) -> list[Array]:
+  """[VALUES + 1] float32 of each, or fewer of a small one."""
+  some = lambda x: x.reshape(-1)[::max(1, x.size // VALUES)][:VALUES].astype(jnp.float32)
+  return [jnp.append(some(x), jnp.sum(x, dtype=jnp.float32)) for x in parameters]
 
 
 def _fields(rows: Sequence[Row]) -> Iterator[np.ndarray]:
