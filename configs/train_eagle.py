@@ -6,7 +6,8 @@
 
 Variants: `unrolled` (the head reads its own guesses in training, as EAGLE-3 does: what the project ships), `eagle1`
 (the loss of the first paper: features and .1 of the law, with noise) and `eagle3` (reads three layers and has an LM
-head of its own; it decodes with --config.drafter.version=3 --config.drafter.taps="(1,14,26)").
+head of its own; it decodes with --config.drafter.version=3 --config.drafter.taps="(1,14,26)"). The last two end up in
+results/train_eagle1 and results/train_eagle3.
 """
 
 from ml_collections import ConfigDict
@@ -24,6 +25,7 @@ LOSSES = {
 def get_config(variant: str = 'unrolled') -> ConfigDict:
   if variant not in LOSSES:
     raise ValueError(f'variant {variant!r} of configs/train_eagle.py does not exist: use one of {", ".join(LOSSES)}')
+  name = 'train_eagle' if variant == 'unrolled' else f'train_{variant}'
   config = ConfigDict({
       'target': {'source': 'embedded', 'dtype': 'float32'},
       'draft': {
@@ -40,7 +42,7 @@ def get_config(variant: str = 'unrolled') -> ConfigDict:
           'keep_vectors': variant != 'eagle3',
       },
       'train': {
-          'objective': 'eagle', 'directory': 'results/train_eagle', 'steps': 1200, 'batch': 4, 'accumulate': 2,
+          'objective': 'eagle', 'directory': f'results/{name}', 'steps': 1200, 'batch': 4, 'accumulate': 2,
           'learning_rate': 1e-3, 'warmup_steps': 50, 'final_share': 0.1, 'beta2': 0.95, 'weight_decay': 0.0,
           'clip_norm': 0.5, 'seed': 0, 'dtype': 'float32', 'log_every': 10, 'eval_every': 200, 'save_every': 100,
           'keep': 2},

@@ -36,6 +36,7 @@ def get_config(variant: str = 'law') -> ConfigDict:
   if variant not in LABELS:
     raise ValueError(f'variant {variant!r} of configs/train_medusa.py does not exist: use one of {", ".join(LABELS)}')
   joint = variant in BACKBONES
+  name = {'law': 'train_medusa', 'text': 'train_medusa_text'}.get(variant, f'train_{variant}')
   config = ConfigDict({
       'target': {'source': 'embedded', 'dtype': 'float32'},
       'draft': {
@@ -51,8 +52,8 @@ def get_config(variant: str = 'law') -> ConfigDict:
       },
       'train': {
           'objective': 'medusa2' if joint else 'medusa',
-          'directory': f'results/train_{variant}' if joint else 'results/train_medusa', 'steps': 1200, 'batch': 4,
-          'accumulate': 2, 'learning_rate': 1e-4 if joint else 1e-3, 'warmup_steps': 40, 'final_share': 0.1,
+          'directory': f'results/{name}', 'steps': 1200, 'batch': 4, 'accumulate': 2,
+          'learning_rate': 1e-4 if joint else 1e-3, 'warmup_steps': 40, 'final_share': 0.1,
           'beta2': 0.95, 'weight_decay': 0.0, 'clip_norm': 1.0, 'seed': 0, 'dtype': 'float32', 'log_every': 10,
           'eval_every': 200, 'save_every': 100, 'keep': 2},
       'mesh': {'data': 1, 'model': 1},

@@ -22,6 +22,7 @@ from experiments.report.inputs import runs_of
 from experiments.report.page import render
 from experiments.sample_files import read_samples
 from launch import corpus, results
+from launch.draft_ids import read_draft_ids
 from launch.prompts import Prompt, load_prompts
 from launch.session import Session
 from models.errors import InputError
@@ -29,6 +30,7 @@ from models.loading import load_decoder
 from models.loading.gguf import GgufFile
 from models.loading.safetensors import SafetensorsDirectory
 from models.tokenizer import Tokenizer
+from specdec.training import kept_vectors
 
 SECONDS = 20.0  # of processor time, of one input: longer is a hang
 NUM_TOKENS = 262
@@ -236,6 +238,26 @@ def check_corpus(data: bytes) -> None:
     assert all(isinstance(text.held_out, bool) for text in texts)
 
 
+def check_draft_ids(data: bytes) -> None:
+  with written('ids.json', data) as path, refused():
+    ids_U = read_draft_ids(path, NUM_TOKENS)
+    assert ids_U.dtype == np.int32 and ids_U[0] >= 0 and ids_U[-1] < NUM_TOKENS and (np.diff(ids_U) > 0).all()
+
+
+def check_done(data: bytes) -> None:
+  """Whatever is there, as many rows as there can be."""
+  with written(kept_vectors.DONE, data) as path:
+    done = kept_vectors.rows_done(path.parent, files.DONE['about'], 40)
+    assert type(done) is int and 0 <= done <= 40
+
+
+def _json_file(sample: Any) -> st.SearchStrategy:
+  """The sample edited as JSON and as bytes, and what is nested without end."""
+  return (files.edited_json(sample).map(lambda value: json.dumps(value).encode(errors='surrogatepass'))
+          | files.edited_bytes(json.dumps(sample).encode())
+          | st.sampled_from([nested.encode() for nested in files.NESTED]))
+
+
 TARGETS = {
     'safetensors': Target(files.edited_safetensors(), check_safetensors),
     'hf_config': Target(files.edited_hf_config(), check_hf),
@@ -246,9 +268,9 @@ TARGETS = {
     'prompts_file': Target(files.edited_lines(files.PROMPTS), check_prompts_file),
     'rows_file': Target(files.edited_lines(files.ROWS), check_rows_file),
     'samples_file': Target(files.edited_lines(files.SAMPLES), check_samples_file),
-    'corpus': Target(files.edited_json(files.UNIT).map(lambda unit: json.dumps(unit).encode(errors='surrogatepass'))
-                     | files.edited_bytes(json.dumps(files.UNIT).encode())
-                     | st.sampled_from([nested.encode() for nested in files.NESTED]), check_corpus),
+    'corpus': Target(_json_file(files.UNIT), check_corpus),
+    'draft_ids': Target(_json_file(files.IDS), check_draft_ids),
+    'done': Target(_json_file(files.DONE), check_done),
 }
 
 

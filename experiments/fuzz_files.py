@@ -238,6 +238,8 @@ ROWS = ({'base': 'c.py', 'overrides': {'engine.gamma': 3}, 'config_hash': 'x', '
         {'drafter': 'none', 'gamma': 0, 'speedup': 1.0, 'ms_per_token': 12.5, 'backend': 'cpu'})
 UNIT = {'texts': [{'id': 'story/1', 'kind': 'story', 'temperature': 1.0, 'prompt_length': 2, 'tokens': [5, 6, 7, 8]},
                   {'id': 'chat/2', 'kind': 'chat', 'temperature': 0.0, 'prompt_length': 1, 'tokens': [9, 1, 2]}]}
+IDS = [5, 3, 200, 0]
+DONE = {'about': 'a5' * 32, 'done': 12}
 
 PROMPT_TEXTS = st.text(max_size=40) | st.builds(
     lambda parts, times: ''.join(parts) * times,

@@ -93,6 +93,7 @@ class Answers:
     start = time.monotonic()
     prompts = self._user_messages(unit) if unit[0].kind == 'chat' else [one.prompt for one in unit]
     pairs = [(one, self._session.token_ids(prompt)) for one, prompt in zip(unit, prompts, strict=True) if prompt.text]
+    said = len(pairs)
     pairs = [(one, ids) for one, ids in pairs if len(ids) + self._max_new_tokens <= self._session.engine.capacity]
     answers = self._decode([ids for _, ids in pairs], [one.seed for one, _ in pairs],
                            Sampling.create(unit[0].temperature), self._max_new_tokens)
@@ -100,7 +101,7 @@ class Answers:
              for (one, ids), answer in zip(pairs, answers, strict=True)]
     clean = [text for text in texts if shared_with(self._session.tokenizer.decode(text.tokens)) is None]
     return {'texts': [dataclasses.asdict(text) for text in clean], 'left_out': len(texts) - len(clean),
-            'too_long': len(unit) - len(texts), 'seconds': time.monotonic() - start}
+            'empty': len(unit) - said, 'too_long': said - len(texts), 'seconds': time.monotonic() - start}
 
   def _user_messages(self, unit: Sequence[Asked]) -> list[Prompt]:
     """What the target says in the user's place; empty where it says nothing."""
@@ -167,6 +168,7 @@ def summary(units: Sequence[dict[str, Any]]) -> dict[str, Any]:
       'texts': {kind: len(some) for kind, some in kinds.items()},
       'answer_tokens': {kind: answered(some) for kind, some in kinds.items()},
       'left_out': sum(unit['left_out'] for unit in units), 'too_long': sum(unit['too_long'] for unit in units),
+      'empty': sum(unit.get('empty', 0) for unit in units),  # chats; units made before this was counted have none
       'tokens_per_second': answered(texts) / seconds}
 
 

@@ -18,7 +18,7 @@ from absl import flags
 import numpy as np
 
 from launch import cli, results
-from launch.corpus import read_texts, rows
+from launch.corpus import check_ids, read_texts, rows, whole
 from launch.evaluation_texts import check_clean
 from launch.parts import PASSES, Parts
 from launch.session import Session
@@ -37,7 +37,7 @@ from specdec.tree_planner import Plan, plan
 from specdec.warp import Sampling
 
 TIMED_WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-PROMPT_LENGTH, ROW_TOKENS, ROW_BATCH = 256, 768, 4
+PROMPT_LENGTH, ROW_TOKENS, ROW_BATCH = 256, 768, 4  # longer texts are left out
 
 
 def held_out_ranks(params: Params, num_tokens: int, some_rows: Sequence[dict[str, np.ndarray]],
@@ -97,8 +97,9 @@ def main() -> None:
   cli.refuse_job()
   config = cli.config_of(CONFIG)
   results.check_writable(OUT.value)
-  texts = [text for text in read_texts(CORPUS.value) if text.held_out]
+  texts = whole((text for text in read_texts(CORPUS.value) if text.held_out), ROW_TOKENS)
   session = Session.from_config(config)
+  check_ids(CORPUS.value, texts, session.tokenizer.num_tokens)
   check_clean((text.id, session.tokenizer.decode(text.tokens)) for text in texts)
   ranks_NTM = held_out_ranks(session.params, session.tokenizer.num_tokens, rows(texts, ROW_TOKENS), LEVELS.value)
   facts = planned(session, ranks_NTM, RANKS.value, MAX_NODES.value, REPEATS.value)

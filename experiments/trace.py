@@ -17,7 +17,7 @@ and target_rank (1 is the likeliest); an unused token, whose text never came to 
 draft_prob and draft_rank too: in the law that they were drawn from, after all filters; a point mass has 1 and no rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import functools
 from typing import Any
 
@@ -134,18 +134,27 @@ def _facts(session: Session, prompt: Prompt, result: Result) -> dict[str, Any]:
       'drafted': metrics.drafted, 'accepted': metrics.accepted}
 
 
+def write_each(traces: Iterable[dict[str, Any]]) -> None:
+  """All so far after each one, since a run may be ended; standard output gets them once."""
+  found = []
+  for trace in traces:
+    found.append(trace)
+    cli.say(f'{trace["id"]}: {trace["emitted"]} tokens in {trace["passes"]} passes, {trace["accepted"]} of '
+            f'{trace["drafted"]} drafted kept')
+    if cli.JSON_OUT.value != results.STDOUT:
+      cli.write_json(found)
+  if cli.JSON_OUT.value == results.STDOUT:
+    cli.write_json(found)
+
+
 def main() -> None:
   cli.refuse_job()
   config = cli.config_of(CONFIG)
   session, prompts = Session.from_config(config), load_prompts(config.data)
   for prompt in prompts:
     session.encode(prompt)  # what is wrong with any is said before the first is decoded
-  traces = [record(session, prompt, config.sampling.seed + index)
-            for index, prompt in enumerate(track(prompts, len(prompts), 'traces'))]
-  for trace in traces:
-    cli.say(f'{trace["id"]}: {trace["emitted"]} tokens in {trace["passes"]} passes, {trace["accepted"]} of '
-            f'{trace["drafted"]} drafted kept')
-  cli.write_json(traces)
+  write_each(record(session, prompt, config.sampling.seed + index)
+             for index, prompt in enumerate(track(prompts, len(prompts), 'traces')))
 
 
 if __name__ == '__main__':

@@ -103,9 +103,9 @@ def source_capacity(config: ConfigDict) -> int:
   return config.engine.get('source_capacity', 0)
 
 
-def check_layers(drafting: int, layers: int) -> None:
+def check_layers(drafting: int, layers: int, section: str = 'drafter') -> None:
   if not 1 <= drafting <= layers:
-    raise InputError(f'drafter.num_layers={drafting} must lie in 1..{layers}, the layers of the target')
+    raise InputError(f'{section}.num_layers={drafting} must lie in 1..{layers}, the layers of the target')
 
 
 def splits_draft(config: ConfigDict) -> bool:

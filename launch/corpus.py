@@ -9,11 +9,14 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+import re
 
 import numpy as np
 
 from models.errors import InputError
+from models.loading.safetensors import read_json
 
+ABOUT = 'about.json'
 HELD_OUT = 20  # one text in so many is not trained on
 OPEN_ROWS = 64  # that a text may still go into
 MOST_IDS = 2**31  # tokens are kept in 32 bits
@@ -53,10 +56,50 @@ def read_texts(directory: str) -> list[Text]:
   paths = sorted(folder.glob('unit-*-of-*.json'))
   if not paths:
     raise InputError(f'{folder} holds no corpus: make one with python -m experiments.make_corpus --out={folder}')
-  count = int(paths[0].stem.rpartition('-')[2])
+  named = re.fullmatch(r'unit-\d{5,9}-of-(\d{5,9})\.json', paths[0].name)
+  count = int(named[1]) if named else 0
+  for path in paths:
+    if not re.fullmatch(rf'unit-\d{{5,9}}-of-{count:05d}\.json', path.name):
+      raise InputError(f'{path} is no unit of the corpus that {paths[-1].name} belongs to: keep the units of one alone')
   if len(paths) != count:
     raise InputError(f'{folder} has {len(paths)} of {count} units: finish it by the command that began it')
   return [text for path in paths for text in _read_unit(path)]
+
+
+def check_made_by(directory: str, source: str) -> None:
+  """Refuses a corpus of another target's answers. One that was made by hand, without about.json, is taken as it is.
+
+  Raises:
+    InputError: names both targets.
+  """
+  path = pathlib.Path(directory).expanduser() / ABOUT
+  target = read_json(path).get('target') if path.exists() else None
+  its = target.get('source') if isinstance(target, dict) else None
+  if isinstance(its, str) and _place(its) != _place(source):
+    raise InputError(f'{directory} holds answers of target.source={its!r}, not {source!r}: name that target, or make a '
+                     f'corpus of this one (if they are one model, moved, say so in {path.name})')
+
+
+def _place(source: str) -> str:
+  path = pathlib.Path(source).expanduser()
+  return str(path.resolve()) if path.exists() else source
+
+
+def check_ids(directory: str, texts: Iterable[Text], num_tokens: int) -> None:
+  """Refuses a corpus with tokens that a target does not have.
+
+  Raises:
+    InputError: names the text and the token.
+  """
+  for text in texts:
+    if max(text.tokens, default=0) >= num_tokens:
+      raise InputError(f'{directory}: text {text.id!r} has the token {max(text.tokens)}, and the target {num_tokens} '
+                       'tokens: make a corpus of its own answers')
+
+
+def whole(texts: Iterable[Text], length: int) -> list[Text]:
+  """Those that fit into a row: of others `rows` drops the beginning, which the target has read when it decodes."""
+  return [text for text in texts if len(text.tokens) <= length]
 
 
 def _read_unit(path: pathlib.Path) -> list[Text]:

@@ -21,7 +21,7 @@ def read_draft_ids(path: str | os.PathLike, num_tokens: int) -> np.ndarray:
   try:
     with open(path, encoding='utf-8') as file:
       ids = json.load(file)
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, RecursionError) as error:
     raise InputError(f'{path}: {error}: draft_vocab is a JSON file with a list of token ids') from error
   known = isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < num_tokens for i in ids)
   if not known or len(set(ids)) < len(ids):

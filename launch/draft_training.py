@@ -2,7 +2,8 @@
 
 Sections besides `train` and `mesh`: `target` (as of a command that decodes), `draft` (what is trained), `loss` (the
 fields of the objective), `data` (`corpus`, a directory that `experiments.make_corpus` wrote, and `row_tokens`) and,
-where the target is trained too, `backbone` (how). Such a target lies in model/target, a checkpoint of ours.
+where the target is trained too, `backbone` (how). Such a target lies in model/target, a checkpoint of ours. One process
+trains, on the devices of its host.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ import optax
 from launch import distributed
 from launch.build import build_model, check_layers, given_by
 from launch.convert import copy_tokenizer
-from launch.corpus import Text, frequent_tokens, read_texts, rows
+from launch.corpus import Text, check_ids, check_made_by, frequent_tokens, read_texts, rows, whole
 from launch.evaluation_texts import check_clean
 from launch.recipe import Recipe, train_config
 from models.config import EagleConfig, MedusaConfig
@@ -35,7 +36,7 @@ from models.loading import embedded_model, orbax
 from models.loading.eagle import save_eagle
 from models.loading.load import float_dtype
 from models.loading.medusa import save_medusa
-from models.loading.reduced import head_rows, save_reduced
+from models.loading.reduced import head_rows, is_reduced, load_reduced, save_reduced
 from models.sequence import stack, unstack
 from models.sharding import put_whole, shardings
 from specdec.training.acceptance import measured_ranks, simulated_tokens_per_pass
@@ -47,7 +48,7 @@ from specdec.training.held_out import HeldOut
 from specdec.training.kept_vectors import with_vectors
 from specdec.training.lora import new_adapter
 from specdec.training.medusa import BACKBONE, HEADS, JointObjective, MedusaObjective, learning_rates
-from specdec.training.optimizer import adamw
+from specdec.training.optimizer import adamw, clip
 from specdec.training.rows import Row
 from specdec.training.schedule import learning_rate
 from specdec.training.step import cast
@@ -92,30 +93,48 @@ def recipe(make: Callable[[ConfigDict, Decoder, int, np.ndarray | None], Trained
   Raises:
     InputError: one line about the field at fault.
   """
-  schedule = train_config(config.train)
+  schedule, row_tokens = train_config(config.train), config.data.row_tokens
+  _check(config)
   texts = read_texts(config.data.corpus)
   target, tokenizer = build_model(config.target, 0, taps=tuple(config.draft.get('taps', ())))
+  if not isinstance(target, Decoder):
+    raise InputError(f'target.source={config.target.source!r} has an encoder, and drafts are trained for decoders: '
+                     'name one')
+  check_ids(config.data.corpus, texts, tokenizer.num_tokens)
   check_clean((text.id, tokenizer.decode(text.tokens)) for text in texts)
   training, held_out = ([text for text in texts if text.held_out is part] for part in (False, True))
-  if not training or not held_out:
-    raise InputError(f'{config.data.corpus}: {len(training)} texts to train on and {len(held_out)} held out are too '
-                     'few: make a larger corpus')
+  kept_whole = whole(held_out, row_tokens)
+  if not training or not kept_whole:
+    raise InputError(f'{config.data.corpus}: {len(training)} texts to train on and {len(kept_whole)} held out that fit '
+                     f'into data.row_tokens={row_tokens} are too few: make a larger corpus, or raise data.row_tokens')
   ids_U = None
   if config.draft.vocab:
     ids_U = frequent_tokens(training, config.draft.vocab, tokenizer.num_tokens)
   trained = make(config, target, tokenizer.num_tokens, ids_U)
-  packed, kept_back = (rows(some, config.data.row_tokens) for some in (training, held_out))
-  _say(training, held_out, packed, ids_U)
+  packed, kept_back = (rows(some, row_tokens) for some in (training, kept_whole))
+  _say(training, held_out, packed, ids_U, row_tokens)
   if config.data.keep_vectors:
     if target.config.taps:
       raise InputError('data.keep_vectors: of a head that reads taps the vectors are not kept; set it to False')
     keep = functools.partial(with_vectors, target, tokenizer.num_tokens, batch=schedule.batch)
-    packed, kept_back = (keep(some, f'{config.data.corpus}/vectors_{name}_{config.data.row_tokens}')
+    packed, kept_back = (keep(some, f'{config.data.corpus}/vectors_{name}_{row_tokens}')
                          for name, some in (('training', packed), ('held_out', kept_back)))
   return Recipe(
       objective=trained.objective, optimizer=trained.optimizer(schedule), trainable=trained.trainable,
       frozen=trained.frozen, rows=packed, config=schedule, evaluate=evaluation(trained, kept_back, schedule),
       save=functools.partial(_save, trained, str(config.target.source)))
+
+
+def _check(config: ConfigDict) -> None:
+  """What can be said before anything large is read."""
+  if distributed.joined():
+    raise InputError('drafts are trained in one process, on all devices of its host: start launch.train on one host')
+  for name, value, least in (('data.row_tokens', config.data.row_tokens, 2),
+                             ('draft.levels', config.draft.get('levels', 1), 1)):
+    if value < least:
+      raise InputError(f'{name}={value} must be {least} or more')
+  float_dtype(config.draft.dtype)  # of the file, which is written at the end
+  check_made_by(config.data.corpus, str(config.target.source))
 
 
 def evaluation(trained: Trained, held_out: Sequence[Row], schedule: TrainConfig) -> Callable[[Any], dict[str, float]]:
@@ -131,7 +150,8 @@ def evaluation(trained: Trained, held_out: Sequence[Row], schedule: TrainConfig)
   return evaluate
 
 
-def _say(training: Sequence[Text], held_out: Sequence[Text], packed: Sequence[Row], ids_U: np.ndarray | None) -> None:
+def _say(training: Sequence[Text], held_out: Sequence[Text], packed: Sequence[Row], ids_U: np.ndarray | None,
+         row_tokens: int) -> None:
   if not distributed.speaks():
     return
   answered = sum(len(text.tokens) - text.prompt_length for text in training)
@@ -139,8 +159,10 @@ def _say(training: Sequence[Text], held_out: Sequence[Text], packed: Sequence[Ro
   if ids_U is not None:
     said = np.concatenate([text.tokens[text.prompt_length:] for text in held_out])
     known = f'; {len(ids_U):,} tokens can be drafted, {np.isin(said, ids_U).mean():.1%} of held-out ones'
+  cut, left_out = (len(some) - len(whole(some, row_tokens)) for some in (training, held_out))
   print(f'{len(training):,} texts in {len(packed):,} rows, {answered:,} answered tokens; {len(held_out):,} texts held '
-        f'out{known}', file=sys.stderr, flush=True)
+        f'out{known}; longer than data.row_tokens={row_tokens}: {cut:,} texts, trained on without their beginning, and '
+        f'{left_out:,} held out, left out', file=sys.stderr, flush=True)
 
 
 def _save(trained: Trained, source: str, parameters: Any, directory: Path) -> None:
@@ -177,7 +199,7 @@ def medusa(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarr
   graph, trainable, rest = _parts(heads, config.train.dtype)
   objective = _objective(MedusaObjective, config, graph, num_tokens)
   save = lambda parameters, directory: save_medusa(
-      _stored(nnx.merge(graph, parameters, rest), section.dtype), directory, made_for)
+      cast(nnx.merge(graph, parameters, rest), section.dtype), directory, made_for)
   return Trained(objective, trainable, Frozen(target, rest), section.num_heads, save)
 
 
@@ -199,10 +221,11 @@ def medusa2(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndar
   return Trained(
       objective, {HEADS: alone.trainable, BACKBONE: part}, frozen, alone.levels,
       save=lambda parameters, directory: save_heads(parameters[HEADS], directory),
-      optimizer=lambda schedule: learning_rates(
-          learning_rate(schedule), section.heads_rate, functools.partial(adamw, schedule), section.heads_first,
-          schedule.warmup_steps),
-      changed=lambda parameters: _stored(unstack(objective.target(parameters[BACKBONE], frozen)), section.dtype))
+      optimizer=lambda schedule: optax.chain(clip(schedule), learning_rates(
+          learning_rate(schedule), section.heads_rate,
+          functools.partial(adamw, dataclasses.replace(schedule, clip_norm=0.0)), section.heads_first,
+          schedule.warmup_steps)),
+      changed=lambda parameters: cast(unstack(objective.target(parameters[BACKBONE], frozen)), section.dtype))
 
 
 def _check_backbone(config: ConfigDict) -> None:
@@ -231,7 +254,7 @@ def eagle(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarra
   with given_by('draft'):
     shape = EagleConfig(layer, section.version, None if ids_U is None else len(ids_U), fc_bias=section.version == 1,
                         num_taps=max(1, len(taps)))
-  head = _stored(_with_ids(EagleHead(shape, nnx.Rngs(config.train.seed)), ids_U), 'float32')
+  head = cast(_with_ids(EagleHead(shape, nnx.Rngs(config.train.seed)), ids_U), 'float32')
   if section.version == 1:
     begin_as_last_layer(head, target)
   graph, trainable, rest = _parts(_placed(head), config.train.dtype)
@@ -239,7 +262,7 @@ def eagle(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarra
   if section.version == 3 and objective.feature_weight:
     raise InputError('loss.feature_weight must be 0 for a head of version 3, which has no feature to be like')
   save = lambda parameters, directory: save_eagle(
-      _stored(nnx.merge(graph, parameters, rest), section.dtype), directory, taps)
+      cast(nnx.merge(graph, parameters, rest), section.dtype), directory, taps)
   return Trained(objective, trainable, Frozen(target, rest), section.levels, save)
 
 
@@ -263,17 +286,38 @@ def begin_as_last_layer(head: EagleHead, target: Decoder) -> None:
 def draft(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarray | None) -> Trained:
   """A model of a few layers, cut from the target, with the target's embedding and, if not trained, its LM head."""
   section = config.draft
-  check_layers(section.num_layers, target.config.num_layers)
+  check_layers(section.num_layers, target.config.num_layers, 'draft')
   cut = target.first_layers(section.num_layers)
   known = np.arange(num_tokens, dtype=np.int32) if ids_U is None else ids_U
-  model = cut.with_head(head_rows(target, known))
+  model = jax.tree.map(jnp.copy, cut.with_head(head_rows(target, known)))
   borrowed = ('embed', 'head') if section.borrows_head else ('embed',)
   trained = lambda path, _: path[0] not in borrowed
-  graph, trainable, rest = _parts(jax.tree.map(jnp.copy, model), config.train.dtype, trained)
+  if section.start:
+    _begin_as(model, _trained_before(section, target, known), borrowed)
+  graph, trainable, rest = _parts(model, config.train.dtype, trained)
   objective = _objective(DistillObjective, config, graph, num_tokens, section.levels)
   save = lambda parameters, directory: save_reduced(
-      _stored(nnx.merge(graph, parameters, rest), section.dtype), known, directory, section.borrows_head)
+      cast(nnx.merge(graph, parameters, rest), section.dtype), known, directory, section.borrows_head)
   return Trained(objective, trainable, Frozen(target, rest, put_whole(known)), section.levels, save)
+
+
+def _trained_before(section: ConfigDict, target: Decoder, known: np.ndarray) -> Decoder:
+  if not is_reduced(section.start):
+    raise InputError(f'draft.start={section.start!r} holds no draft that launch.train trained: name its model/, or '
+                     'leave it empty')
+  mesh = jax.sharding.get_mesh()
+  before, ids_U = load_reduced(section.start, target, target.config.dtype, None if mesh.empty else mesh,
+                               attention_block=None)
+  if before.config.num_layers != section.num_layers or not np.array_equal(ids_U, known):
+    raise InputError(f'draft.start={section.start!r} has {before.config.num_layers} layers and {len(ids_U)} tokens of '
+                     'its corpus: give draft.num_layers, draft.vocab and data.corpus that it was trained with')
+  return before
+
+
+def _begin_as(model: Decoder, before: Decoder, borrowed: tuple[str, ...]) -> None:
+  """Takes over all but what is the target's."""
+  state = nnx.to_flat_state(nnx.state(before, nnx.Param))
+  nnx.update(model, nnx.from_flat_state([(path, leaf) for path, leaf in state if path[0] not in borrowed]))
 
 
 MAKERS = {'medusa': medusa, 'medusa2': medusa2, 'eagle': eagle, 'distill': draft}  # by train.objective
@@ -303,8 +347,3 @@ def _placed(heads: EagleHead | MedusaHeads) -> EagleHead | MedusaHeads:
     return heads
   graph, state = nnx.split(heads)
   return nnx.merge(graph, jax.device_put(state, shardings(state, mesh)))
-
-
-def _stored(module: nnx.Module, dtype: str) -> nnx.Module:
-  """The module in another dtype, such as that of files."""
-  return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, module)

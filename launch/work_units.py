@@ -93,7 +93,7 @@ class WorkUnits:
       return
     there = _read(path)
     if there != about:
-      raise InputError(f'{self._directory} has results of other work ({_difference(there, about)}): '
+      raise InputError(f'{self._directory} has results of other work ({difference(there, about)}): '
                        'name another directory')
 
 
@@ -111,10 +111,10 @@ def agree(flags: Sequence[bool]) -> list[bool]:
   return np.any(multihost_utils.process_allgather(np.asarray(flags)), axis=0).tolist()
 
 
-def _difference(there: Any, here: Any, field: str = '') -> str:
+def difference(there: Any, here: Any, field: str = '') -> str:
   """The first field that differs, and how."""
   if isinstance(there, dict) and isinstance(here, dict):
     for name in sorted(there.keys() | here.keys()):
       if there.get(name) != here.get(name):
-        return _difference(there.get(name), here.get(name), f'{field}.{name}'.lstrip('.'))
+        return difference(there.get(name), here.get(name), f'{field}.{name}'.lstrip('.'))
   return f'{field} is {there!r} there and {here!r} here'

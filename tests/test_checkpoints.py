@@ -204,7 +204,7 @@ def slow(parameters):
       print('three are written', flush=True)
       sys.stdin.read()
 orbax._batches = slow
-Checkpoints(sys.argv[1], keep=1).save(200, random_decoder(DecoderConfig.tiny(), seed=1))
+Checkpoints(sys.argv[1], keep=1).save_state(200, random_decoder(DecoderConfig.tiny(), seed=1), {})
 """
 
 
@@ -223,27 +223,27 @@ def test_a_save_that_was_killed(tmp_path, capfd):
   first, second = (random_decoder(DecoderConfig.tiny(), seed) for seed in (0, 2))
   checkpoints = Checkpoints(tmp_path, keep=1)
   assert checkpoints.latest() is None
-  checkpoints.save(100, first)
+  checkpoints.save_state(100, first, {})
   kill_in_the_middle_of_step_200(tmp_path)
   assert checkpoints.path(200).is_dir() and checkpoints.steps() == [100]
   capfd.readouterr()
   assert checkpoints.latest() == 100
   assert capfd.readouterr().err == f'{checkpoints.path(200)} was never finished: going on from step 100\n'
-  assert_same(checkpoints.load(100), first)
-  assert 'was never finished' in refusal(checkpoints.load, 200)
-  checkpoints.save(200, second)
+  assert_same(checkpoints.load_state(100, second), first)
+  assert 'cannot be read' in refusal(checkpoints.load_facts, 200)
+  checkpoints.save_state(200, second, {})
   assert checkpoints.latest() == 200 and checkpoints.steps() == [200]
   assert not capfd.readouterr().err
-  assert_same(checkpoints.load(200), second)
-  assert 'does not exist' in refusal(checkpoints.load, 100)
+  assert_same(checkpoints.load_state(200, first), second)
+  assert 'cannot be read' in refusal(checkpoints.load_facts, 100)
 
 
 def test_without_the_mark_it_is_not_finished(tmp_path, capfd):
-  """Weights whole or not: what decides is model.json, which is written last."""
+  """Weights whole or not: what decides is the mark, which is written last."""
   checkpoints = Checkpoints(tmp_path, keep=2)
   decoder = random_decoder(DecoderConfig.tiny())
-  checkpoints.save(1, decoder)
-  (checkpoints.path(1) / 'model.json').unlink()
+  checkpoints.save_state(1, decoder, {})
+  (checkpoints.path(1) / orbax.TRAINING_MARK).unlink()
   assert checkpoints.latest() is None
   assert 'there is no earlier one' in capfd.readouterr().err
 
@@ -252,7 +252,7 @@ def test_keep(tmp_path):
   checkpoints = Checkpoints(tmp_path, keep=2)
   decoder = random_decoder(DecoderConfig.tiny())
   for step in (9, 10, 11):
-    checkpoints.save(step, decoder)
+    checkpoints.save_state(step, decoder, {})
   assert checkpoints.steps() == [10, 11] and checkpoints.latest() == 11
   assert 'keep 1 or more' in refusal(Checkpoints, tmp_path, keep=0)
 

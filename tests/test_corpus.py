@@ -14,7 +14,7 @@ from configs import tiny
 from experiments import make_corpus
 from experiments.corpus_prompts import _functions_of, prompts_of
 from launch import evaluation_texts
-from launch.corpus import Text, frequent_tokens, read_texts, rows
+from launch.corpus import Text, check_ids, check_made_by, frequent_tokens, read_texts, rows, whole
 from launch.prompts import Prompt, humaneval_problems, load_prompts
 from launch.session import Session
 from models.errors import InputError
@@ -70,6 +70,37 @@ def test_nothing_to_read(tmp_path):
     read_texts(str(tmp_path))
   with pytest.raises(InputError, match='no answers'):
     rows([], 8)
+
+
+@pytest.mark.parametrize('names', [
+    ('unit-00000-of-x.json',), ('unit-00000-of-00001.json', 'unit-00000-of-00002.json'),
+    ('unit-00000-of-00002.json', 'unit-x-of-00002.json'), ('unit-00000-of-².json',)])
+def test_units_of_several(names, tmp_path):
+  for name in names:
+    (tmp_path / name).write_text('{"texts": []}')
+  with pytest.raises(InputError, match=r'is no unit of the corpus that .* belongs to: keep the units of one alone'):
+    read_texts(str(tmp_path))
+
+
+def test_a_corpus_of_another_target(tmp_path):
+  """By its name and by its tokens; a name is a place, however it is written. Without about.json it is anybody's."""
+  check_made_by(str(tmp_path), 'embedded')
+  model = tmp_path / 'model'
+  model.mkdir()
+  (tmp_path / 'about.json').write_text(json.dumps({'target': {'source': str(model), 'dtype': 'float32'}}))
+  check_made_by(str(tmp_path), f'{model}/../model')
+  with pytest.raises(InputError, match=r"holds answers of target\.source='.*/model', not 'embedded'"):
+    check_made_by(str(tmp_path), 'embedded')
+  texts = [text(1, 2, 3)]
+  most = max(texts[0].tokens)
+  check_ids('it', texts, most + 1)
+  with pytest.raises(InputError, match=f"text 'it/1' has the token {most}, and the target {most} tokens"):
+    check_ids('it', texts, most)
+
+
+def test_texts_that_fit():
+  texts = [text(1, 4, 4), text(2, 4, 5), text(3, 1, 1)]
+  assert whole(texts, 8) == [texts[0], texts[2]]
 
 
 # What is evaluated on
@@ -158,6 +189,14 @@ def test_corpus(tmp_path, few_prompts):
     make_corpus.make(session, wanted, DRAWN | {'seed': 1}, str(tmp_path))
   with pytest.raises(InputError, match='nothing is asked for'):
     make_corpus.make(session, dict.fromkeys(wanted, 0), DRAWN, str(tmp_path))
+
+
+def test_empty_chats_are_counted_apart(tmp_path, few_prompts, monkeypatch):
+  monkeypatch.setattr(make_corpus.Answers, '_user_messages', lambda self, unit: [
+      Prompt(one.prompt.id, 'Hello.' if int(one.prompt.id[-1]) % 2 else '', chat=True) for one in unit])
+  units = make_corpus.make(Toy.session(), {'chat': 4, 'function': 0, 'story': 0}, DRAWN, str(tmp_path))
+  facts = make_corpus.summary(units)
+  assert (facts['texts']['chat'], facts['empty'], facts['too_long']) == (2, 2, 0)
 
 
 def test_leaks_are_left_out(tmp_path, few_prompts, monkeypatch):

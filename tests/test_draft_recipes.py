@@ -4,6 +4,7 @@ import functools
 import json
 from pathlib import Path
 
+from flax import nnx
 import jax
 from ml_collections import ConfigDict
 import numpy as np
@@ -18,6 +19,7 @@ from launch.prompts import Prompt
 from launch.session import Session
 from launch.train import run, train
 from models.errors import InputError
+from specdec.training import kept_vectors
 from specdec.training.kept_vectors import with_vectors
 from specdec.training.log import read_metrics
 from specdec.tree import TreeSpec
@@ -92,6 +94,31 @@ def test_from_corpus_to_drafter(kind, corpus):
   assert again == facts
 
 
+def test_variants_have_their_own_directories():
+  """Nobody finds what another one trained."""
+  variants = {train_draft: train_draft.LOSSES, train_eagle: train_eagle.LOSSES, train_medusa: train_medusa.LABELS}
+  names = [module.get_config(variant).train.directory for module, some in variants.items() for variant in some]
+  assert len(set(names)) == len(names)
+  assert {'results/train_draft', 'results/train_eagle', 'results/train_medusa'} < set(names)
+
+
+def test_a_draft_begins_where_another_ended(corpus):
+  """With its layers and no other; one of another vocabulary is refused."""
+  config = config_of('distill', corpus)
+  first = draft_training.recipe(draft_training.draft, config)
+  moved = jax.tree.map(lambda x: x + 1, first.trainable)
+  first.save(moved, corpus.parent / 'before')
+  again = config_of('distill', corpus)
+  again.draft.start = str(corpus.parent / 'before')
+  jax.tree.map(np.testing.assert_array_equal, draft_training.recipe(draft_training.draft, again).trainable, moved)
+  again.draft.vocab = 100
+  with pytest.raises(InputError, match=r"draft\.start='.*' has 1 layers and 200 tokens"):
+    draft_training.recipe(draft_training.draft, again)
+  again.draft.start = str(corpus)
+  with pytest.raises(InputError, match=r'holds no draft that launch\.train trained'):
+    draft_training.recipe(draft_training.draft, again)
+
+
 @pytest.mark.parametrize('kind', [
     pytest.param(kind, marks=[pytest.mark.slow] * (kind != 'medusa')) for kind in CONFIGS])
 def test_interrupted(kind, corpus, monkeypatch):
@@ -143,6 +170,21 @@ def test_kept_vectors(tmp_path):
   assert json.loads(done.read_text())['done'] == len(some)
 
 
+def test_vectors_are_of_every_parameter():
+  """Another number anywhere in the target makes others of them; the same target, loaded again, does not."""
+  section = ConfigDict({'source': 'random:tiny_target', 'dtype': 'float32'})
+  target, again = (build_model(section, 0)[0] for _ in range(2))
+  some = rows(texts()[:2], ROW)
+  before = kept_vectors._digest(target, 260, some)
+  assert kept_vectors._digest(again, 260, some) == before
+  for path, leaf in nnx.to_flat_state(nnx.state(again, nnx.Param)):
+    whole = leaf.get_value()
+    changed = whole.at[(-1,) * whole.ndim].add(0.5)
+    nnx.update(again, nnx.from_flat_state([(path, leaf.replace(changed))]))
+    assert kept_vectors._digest(again, 260, some) != before, path
+    nnx.update(again, nnx.from_flat_state([(path, leaf.replace(whole))]))
+
+
 def test_refusals(corpus, tmp_path):
   """One line each: a leak, a tree or a corpus that is none, what does not fit."""
   leak = 'def has close elements numbers List float threshold float bool Check if in given list of numbers'
@@ -166,6 +208,70 @@ def test_refusals(corpus, tmp_path):
     config.update({'draft': {'version': 3, 'taps': (0, 1)}, 'loss': {'feature_weight': 0.0}})
   with pytest.raises(InputError, match='set it to False'):
     train(config)
+
+
+WRONG = {
+    'draft.num_layers': 0, 'draft.start': 'nowhere', 'draft.vocab': -1, 'draft.levels': 0, 'draft.dtype': 'int8',
+    'draft.version': 2, 'draft.taps': (7,), 'draft.num_heads': 0, 'loss.token_loss': 'foo', 'loss.labels': 'words',
+    'loss.steps': 0, 'loss.token_weight': -1.0, 'loss.feature_weight': float('nan'), 'loss.noise': -0.1,
+    'loss.decay': 1.5, 'loss.roots': -1, 'data.corpus': 'nowhere', 'data.row_tokens': 1}
+EITHER = {'draft.borrows_head', 'data.keep_vectors'}
+
+
+@pytest.mark.parametrize('kind', CONFIGS)
+def test_a_wrong_field_is_refused(kind, corpus, monkeypatch):
+  """Each of loss, draft and data, in one line that names it, before anything is trained."""
+  base = config_of(kind, corpus)
+  target = build_model(base.target, 0)
+  monkeypatch.setattr(draft_training, 'build_model', lambda *_, **__: target)
+  monkeypatch.setattr(draft_training, 'check_clean', lambda texts: None)
+  fields = [f'{section}.{name}' for section in ('loss', 'draft', 'data') for name in base[section]]
+  assert set(fields) <= set(WRONG) | EITHER
+  for field in fields:
+    if field in WRONG:
+      config = config_of(kind, corpus)
+      config.update_from_flattened_dict({field: WRONG[field]})
+      with pytest.raises(InputError) as caught:
+        draft_training.recipe(draft_training.MAKERS[config.train.objective], config)
+      assert '\n' not in str(caught.value)
+      said = {'draft.vocab': 'draft vocabulary', 'data.corpus': 'nowhere'}.get(field, field.partition('.')[2])
+      assert said in str(caught.value)
+
+
+def test_long_texts_are_not_held_out(corpus, capsys):
+  """A text that lost its beginning is trained on, and said; what is measured is whole."""
+  config = config_of('medusa', corpus)
+  lengths = sorted(len(text.tokens) for text in texts() if text.held_out)
+  config.data.row_tokens = lengths[0]
+  draft_training.recipe(draft_training.medusa, config)
+  told = [sum(len(text.tokens) > lengths[0] for text in texts() if text.held_out is part) for part in (False, True)]
+  assert f'={lengths[0]}: {told[0]} texts, trained on without their beginning, and {told[1]} held out' in (
+      capsys.readouterr().err)
+  config.data.row_tokens = lengths[0] - 1
+  with pytest.raises(InputError, match=r'0 held out that fit into data\.row_tokens'):
+    draft_training.recipe(draft_training.medusa, config)
+
+
+def test_a_corpus_of_another_target(corpus, tmp_path):
+  (corpus / 'about.json').write_text(json.dumps({'target': {'source': 'embedded'}}))
+  with pytest.raises(InputError, match=r"holds answers of target\.source='embedded', not 'random:tiny_target'"):
+    draft_training.recipe(draft_training.medusa, config_of('medusa', corpus))
+  write_corpus(tmp_path / 'large', [{**vars(text), 'tokens': [*text.tokens, 9999]} for text in texts()])
+  with pytest.raises(InputError, match='has the token 9999, and the target'):
+    draft_training.recipe(draft_training.medusa, config_of('medusa', tmp_path / 'large'))
+
+
+def test_one_process_trains_drafts(corpus, monkeypatch):
+  monkeypatch.setattr(draft_training.distributed, 'joined', lambda: True)
+  with pytest.raises(InputError, match='drafts are trained in one process'):
+    draft_training.recipe(draft_training.medusa, config_of('medusa', corpus))
+
+
+def test_a_target_with_an_encoder(corpus):
+  config = config_of('medusa', corpus)
+  config.target.source = 'random:tiny_encdec_target'
+  with pytest.raises(InputError, match='has an encoder'):
+    draft_training.recipe(draft_training.medusa, config)
 
 
 def test_trees_in_files(tmp_path):

@@ -12,6 +12,7 @@ from experiments import fuzz, fuzz_checks
 from experiments import fuzz_files as files
 from experiments.sample_files import read_samples
 from launch import corpus, results
+from launch.draft_ids import read_draft_ids
 from launch.prompts import load_prompts
 from launch.tree_file import read_tree
 from launch.work_units import WorkUnits
@@ -38,7 +39,8 @@ def test_target(name):
     ('safetensors', files.safetensors_file()), ('gguf', files.gguf_file()),
     ('hf_config', files.hf_directory()['config.json']), ('overrides', ('lookup', {'engine.gamma': 3})),
     ('prompt', 'The <|im_end|> of é'), ('samples_file', b'{"task_id": "a", "completion": "b"}'),
-    ('corpus', json.dumps(files.UNIT).encode()), ('rows_file', b'{"a": 1}\n{"b": 2')])
+    ('corpus', json.dumps(files.UNIT).encode()), ('draft_ids', json.dumps(files.IDS).encode()),
+    ('rows_file', b'{"a": 1}\n{"b": 2')])
 def test_what_is_whole_is_read(name, value, monkeypatch):
   """Without a change nothing is refused, so that the checks do see answers."""
   monkeypatch.setattr(fuzz_checks, 'refused', fuzz_checks.contextlib.nullcontext)
@@ -68,7 +70,8 @@ def test_brackets_and_digits_without_end(text, tmp_path):
     path.write_text(text + '\n')
   data = fuzz_checks.ConfigDict({'kind': 'file', 'path': str(lines), 'form': 'raw'})
   for read in (lambda: results.read_rows(str(lines)), lambda: read_samples(str(lines)), lambda: load_prompts(data),
-               lambda: corpus.read_texts(str(tmp_path)), lambda: read_tree(str(whole))):
+               lambda: corpus.read_texts(str(tmp_path)), lambda: read_tree(str(whole)),
+               lambda: read_draft_ids(whole, 9)):
     with pytest.raises(InputError):
       read()
   (tmp_path / 'about.json').write_text(text)

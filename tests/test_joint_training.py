@@ -237,6 +237,16 @@ def test_rates(toy, tmp_path):
   assert share[4] == 0 < share[5] < share[7] < share[8] == 1
 
 
+def test_the_whole_gradient_is_clipped(toy, tmp_path):
+  """Heads and target together, not each for itself: the moments after a step are of a gradient as long as clip_norm."""
+  optimizer = made(config_of('self_distilled', toy, tmp_path, clip_norm=0.5)).optimizer
+  grads = {HEADS: jnp.full(4, 30.0), BACKBONE: jnp.full(3, 40.0)}
+  _, state = optimizer.update(grads, optimizer.init(grads), grads)
+  moments = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state) if '.mu' in jax.tree_util.keystr(path)]
+  assert len(moments) == 2
+  np.testing.assert_allclose(optax.global_norm(moments), 0.1 * 0.5, rtol=1e-5)
+
+
 def test_ramp(toy, tmp_path):
   """λ_0 sin(π/2 · share of the steps), whole at the end and in held-out losses."""
   recipe = made(config_of('self_distilled', toy, tmp_path, steps=10))

@@ -124,7 +124,7 @@ def test_figures_stand_under_their_heads(page):
     ('speedup', {'backend': 'cpu'}, Group.MEASURED), ('speedup', {}, Group.MEASURED),
     ('temp_mib', {'topology': 'v4-8'}, Group.COMPILED), ('tokens_per_pass', {'topology': 'v4-8'}, Group.SETTING),
     ('tokens_per_pass', {'backend': 'cpu'}, Group.MEASURED), ('anything', {}, Group.RECORDED),
-    ('measured_ms_per_token', {'topology': 'v4-8'}, Group.MEASURED),
+    ('measured_ms_per_token', {'topology': 'v4-8'}, Group.MEASURED), ('pair', {'backend': 'cpu'}, Group.SETTING),
     ('engine.rows', {'backend': 'cpu'}, Group.SETTING)])
 def test_groups(key, row, group):
   assert group_of(key, row) is group
@@ -172,6 +172,43 @@ def test_charts_follow_what_was_swept():
   assert ', 0: 1.00 (measured)' in figures_of([plain, *rows])[0].chart
   assert [figure.title for figure in figures_of(rows[:2])] == ['Speed-up: news']
   assert figures_of([{'planted': 'nothing'}]) == []
+
+
+def test_a_plan_and_a_run_in_one_file():
+  """A field that is chosen in one and measured in the other has a column of each."""
+  plan = {'drafter': 'lookup', 'topology': 'v4-8', 'tokens_per_pass': 3.0, 'temp_mib': 7.0}
+  bench = {'drafter': 'lookup', 'backend': 'cpu', 'tokens_per_pass': 2.0, 'temp_mib': 5.0}
+  for rows in ([plan, bench], [bench, plan]):
+    table = full_table(rows)
+    for key, groups in (('tokens_per_pass', {Group.SETTING: 3.0, Group.MEASURED: 2.0}),
+                        ('temp_mib', {Group.COMPILED: 7.0, Group.MEASURED: 5.0})):
+      places = {column.group: place for place, column in enumerate(table.columns) if column.key == key}
+      assert places.keys() == groups.keys()
+      for group, place in places.items():
+        assert sorted(cells[place].text for cells, _ in table.lines) == sorted(['–', cell(groups[group], key).text])
+
+
+def test_the_plain_row_beside_a_line():
+  """Of the same target, dtype and capacity, and the newest of several."""
+  its = {'target': 'big', 'dtype': 'float32', 'capacity': 64}
+  rows = [ROW | its | {'gamma': gamma} for gamma in (1, 2, 3)]
+  plain = ROW | its | {'drafter': 'none', 'gamma': 0}
+  others = [plain | {'speedup': 7.0, name: 'other'} for name in its]
+  chart = figures_of([plain | {'speedup': 8.0}, plain | {'speedup': 1.0}, *others, *rows])[0].chart
+  assert ', 0: 1.00 (measured)' in chart and '8.00' not in chart and '7.00' not in chart
+
+
+def test_bars_that_are_left_out_are_said():
+  rows = [{'name': f'setting {number}', 'speedup': 1.0} for number in range(30)]
+  assert [figure.title for figure in figures_of(rows)] == [
+      'Speed-up (the first 24 of 30 settings; all are in the table)']
+  assert [figure.title for figure in figures_of(rows[:24])] == ['Speed-up']
+
+
+@pytest.mark.parametrize('value', [5e-324, 1e-310, 1.7e308])
+def test_charts_of_extreme_values(value):
+  for rows in ([ROW | {'speedup': value}], [ROW | {'gamma': gamma, 'speedup': value} for gamma in (1, 2, 3)]):
+    assert all('nan' not in figure.chart and 'inf"' not in figure.chart for figure in figures_of(rows))
 
 
 def test_labels_tell_apart():

@@ -3,13 +3,15 @@
 import functools
 import itertools
 import json
+import types
 
 import numpy as np
 import pytest
 
 from configs import smollm2, tiny
 from experiments import audits
-from experiments.trace import record
+from experiments.trace import record, write_each
+from launch import cli
 from launch.prompts import Prompt
 from launch.session import Session
 from specdec.engine import Result, to_result
@@ -87,3 +89,23 @@ def test_draft_laws():
   assert all(0 < token['draft_prob'] < 1 and token['draft_rank'] >= 1 for token in drafted.pop('model'))
   for tokens in drafted.values():
     assert tokens and all((token['draft_prob'], token['draft_rank']) == (1.0, None) for token in tokens)
+
+
+@pytest.mark.parametrize('out', ['traces.json', '-'])
+def test_traces_are_written_as_they_come(out, tmp_path, monkeypatch, capsys):
+  """A run that ends early leaves those that are whole; standard output gets one list."""
+  path = tmp_path / out if out != '-' else out
+  monkeypatch.setattr(cli, 'JSON_OUT', types.SimpleNamespace(value=str(path)))
+  some = [{'id': name, 'emitted': 3, 'passes': 2, 'accepted': 1, 'drafted': 4} for name in 'ab']
+
+  def ended():
+    yield from some
+    raise KeyboardInterrupt
+
+  if out == '-':
+    write_each(some)
+    assert json.loads(capsys.readouterr().out) == some
+    return
+  with pytest.raises(KeyboardInterrupt):
+    write_each(ended())
+  assert json.loads(path.read_text()) == some

@@ -20,7 +20,7 @@ from launch import pretraining
 from launch.errors import RunError
 from launch.prompts import load_prompts
 from launch.session import Session
-from launch.train import train
+from launch.train import check_same, train
 from models.errors import InputError
 from models.loading import load_decoder
 from specdec.training.log import read_metrics
@@ -111,7 +111,7 @@ def test_what_a_run_leaves(data, trained):
   assert [row['step'] for row in rows if 'held_out_loss' in row] == [8, 16]
   assert facts['held_out_loss'] == rows[-1]['held_out_loss']
   kept = {path.name for path in (directory / 'run').iterdir()}
-  assert kept == {'metrics.jsonl', 'tensorboard', 'model', 'step_00000012', 'step_00000016'}
+  assert kept == {'run.json', 'metrics.jsonl', 'tensorboard', 'model', 'step_00000012', 'step_00000016'}
   assert any((directory / 'run' / 'tensorboard').iterdir())
 
 
@@ -120,6 +120,27 @@ def test_a_finished_run_is_left_alone(data, trained):
   before = (directory / 'run' / 'metrics.jsonl').read_bytes()
   assert train(tiny(data, directory)) == facts
   assert (directory / 'run' / 'metrics.jsonl').read_bytes() == before
+
+
+def test_a_directory_of_another_config(data, trained):
+  """Refused by the first field that differs, finished or not; how often something is written may change."""
+  directory, facts = trained
+  config = tiny(data, directory)
+  config.train.update(log_every=1, save_every=0, eval_every=0, keep=1)
+  assert train(config) == facts
+  config.train.learning_rate = 0.5
+  with pytest.raises(InputError, match=r'run of another config \(train\.learning_rate is 0\.01 there and 0\.5 here\)'):
+    train(config)
+
+
+def test_a_run_that_left_nothing_may_change(data, tmp_path):
+  config = tiny(data, tmp_path)
+  config.train.batch, config.train.warmup_steps = 1000, 0
+  with pytest.raises(InputError, match='do not fill a batch'):
+    train(config)
+  check_same(tiny(data, tmp_path), tmp_path / 'run', begun=False)
+  with pytest.raises(InputError, match=r'train\.batch is 4 there and 1000 here'):
+    check_same(config, tmp_path / 'run', begun=True)
 
 
 def test_other_commands_load_it(data, trained, tmp_path):
@@ -219,7 +240,9 @@ def test_a_section_that_is_missing(data, tmp_path):
     ('train.objective', 'both', "train.objective='both' is unknown: use one of next_token"),
     ('train.row_tokens', 0, 'train.row_tokens=0 must be 1 or more'), ('train.accumulate', 3, 'train.batch=4 must be a'),
     ('train.tokens_per_parameter', -1.0, 'must be positive'), ('data.held_out', 0.0, 'gives no held-out text'),
-    ('train.held_out_rows', 1, '1 held-out rows do not fill a batch of 4'), ('train.dtype', 'int8', 'float32 or')])
+    ('train.held_out_rows', 1, '1 held-out rows do not fill a batch of 4'),
+    ('train.held_out_rows', -1, 'train.held_out_rows=-1 must'), ('train.tokens', -5, 'train.tokens=-5 must'),
+    ('train.batch', 0, 'train.batch=0 must be 1 or more'), ('train.dtype', 'int8', 'float32 or')])
 def test_wrong_input(field, value, said, data, tmp_path):
   config = tiny(data, tmp_path)
   config.train.tokens = 0 if field == 'train.tokens_per_parameter' else config.train.tokens

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import dataclasses
 import itertools
 from pathlib import Path
+import re
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ import pytest
 from models.errors import InputError
 from specdec.training.checkpoints import Checkpoints
 from specdec.training.config import TrainConfig
-from specdec.training.log import read_metrics
+from specdec.training.log import Log, read_metrics
 from specdec.training.optimizer import adamw
 from specdec.training.rows import batches
 from specdec.training.step import first_state, gradients
@@ -118,8 +119,26 @@ def test_killed_between_two_checkpoints(whole, tmp_path):
   unfinished = Checkpoints(tmp_path, 1).path(11)
   (unfinished / 'weights').mkdir(parents=True)
   (unfinished / 'model.json.part').touch()
+  Checkpoints(tmp_path, 1).path(12).mkdir()  # as far as a save has come that made its directory
+  assert Checkpoints(tmp_path, 1).latest() == 8
   assert_same(trainer(tmp_path).run(), whole[0])
   assert curve(tmp_path) == whole[1]
+
+
+def test_a_log_that_is_taken_back_is_never_half(tmp_path, monkeypatch):
+  """Killed while it is written again, it is as it was."""
+  trainer(tmp_path).run()
+  before = read_metrics(tmp_path)
+  write = Path.write_text
+
+  def die(path: Path, text: str) -> None:
+    write(path, text[:20])
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(Path, 'write_text', die)
+  with pytest.raises(KeyboardInterrupt):
+    Log(str(tmp_path), 5)
+  assert read_metrics(tmp_path) == before
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):
@@ -130,10 +149,35 @@ def test_a_finished_run_is_not_run_again(tmp_path):
   assert not steps and curve(tmp_path)[-1]['step'] == 12
 
 
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory) -> Path:
+  directory = tmp_path_factory.mktemp('finished')
+  trainer(directory).run()
+  return directory
+
+
 def test_a_run_with_other_data(tmp_path):
   trainer(tmp_path).run()
-  with pytest.raises(InputError, match=r'is of a run with train\.seed=0, not 1: set it so, or name another'):
-    trainer(tmp_path, dataclasses.replace(CONFIG, seed=1)).run()
+  others = [row | {'tokens': row['tokens'] + (index == 7)} for index, row in enumerate(DATA)]
+  for rows in (others, DATA[:-1]):
+    with pytest.raises(InputError, match=r'is of a run of something else \(rows differs\)'):
+      trainer(tmp_path, rows=rows).run()
+
+
+@pytest.mark.parametrize('name, here', [
+    ('seed', 1), ('steps', 8), ('learning_rate', 0.1), ('beta2', 0.5), ('clip_norm', 2.0)])
+def test_a_run_with_another_schedule(finished, name, here):
+  """Also one whose last step is passed already; how it is watched may change."""
+  said = f'is of a run with train.{name}={getattr(CONFIG, name)}, not {here}: set it so, or name another'
+  with pytest.raises(InputError, match=re.escape(said)):
+    trainer(finished, dataclasses.replace(CONFIG, **{name: here})).run()
+  trainer(finished, dataclasses.replace(CONFIG, log_every=1, eval_every=0, save_every=1, keep=3)).run()
+
+
+def test_a_run_with_another_objective(finished):
+  other = Trainer(Squares(noise=0.2), adamw(CONFIG), fresh(), jnp.float32(0.5), DATA, CONFIG, str(finished))
+  with pytest.raises(InputError, match=r'something else \(objective differs\)'):
+    other.run()
 
 
 def test_another_model(tmp_path):

@@ -18,6 +18,7 @@ LEFT, RIGHT, TOP, BOTTOM = 44, 14, 14, 40
 PLOT_HEIGHT = 190
 BAR, LINE_OF_BAR = 12, 34
 TITLE_CHARACTERS = 52
+LEAST, MOST = 1e-300, 1e300  # ends of scales
 SERIES = 6  # colours of the style sheet, used again after the last
 
 
@@ -67,7 +68,7 @@ def bars(title: str, scale: str, entries: Sequence[Bar], baseline: float | None 
     baseline: a dashed line at this value.
   """
   drawn = [value for bar in entries for value in (bar.measured, bar.predicted, bar.published) if value is not None]
-  top = 1.15 * max([*drawn, baseline or 0.0]) or 1.0
+  top = _top(drawn, baseline, 1.15)
   height = TOP + LINE_OF_BAR * len(entries) + BOTTOM
   at = lambda value: 8 + (WIDTH - 8 - RIGHT - 40) * min(max(value, 0.0), top) / top
   root = _root(title, '; '.join(map(_said, entries)), height)
@@ -114,7 +115,7 @@ def lines(title: str, x_title: str, y_title: str, series: Sequence[Series], base
   """Lines from zero up; `log_x` puts powers of two at equal distances."""
   xs = sorted({x for one in series for x, _ in one.points})
   highs = [high for one in series for _, _, high in one.band] + [y for one in series for _, y in one.points]
-  top = 1.08 * max([*highs, baseline or 0.0]) or 1.0
+  top = _top(highs, baseline, 1.08)
   warp = (lambda x: math.log2(x) if x > 0 else 0.0) if log_x else float
   low, high = warp(xs[0]), warp(xs[-1])
   x_at = lambda x: LEFT + (WIDTH - LEFT - RIGHT) * ((warp(x) - low) / (high - low) if high > low else 0.5)
@@ -153,6 +154,12 @@ def _series(root: ElementTree.Element, one: Series, x_at, y_at) -> None:
 def _told(one: Series) -> str:
   points = ', '.join(f'{x:g}: {figure(y)}' for x, y in one.points)
   return f'{one.label or "line"}, {one.kind}: {points}'
+
+
+def _top(values: Sequence[float], baseline: float | None, margin: float) -> float:
+  """Of the scale; not so far from 1 that a tick would overflow or vanish."""
+  highest = max([*values, baseline or 0.0])
+  return min(max(margin * highest, LEAST), MOST) if highest > 0 else 1.0
 
 
 def _ticks(top: float) -> list[float]:

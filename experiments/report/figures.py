@@ -16,6 +16,7 @@ Row = Mapping[str, Any]
 SWEPT = {'gamma': 'γ (drafted tokens per step)', 'batch': 'batch'}
 ENOUGH = 3  # values of a swept field that make a line
 MANY = 24  # bars of one chart
+SAME = ('task', 'target', 'dtype', 'temperature', 'top_k', 'top_p', 'batch', 'capacity')  # of a row and its plain twin
 CROWD = 4  # lines of one chart, before it is split
 SPEEDUP, TIME = 'speed-up over plain decoding', 'ms per token'
 
@@ -69,7 +70,7 @@ def _lines(rows: Sequence[Row], field: str) -> dict[str, list[Row]]:
   grouped: dict[str, dict[float, Row]] = {}
   for label, row in zip(labels(drafted, without=(field, 'compiled_gamma')), drafted, strict=True):
     line = grouped.setdefault(label, {})
-    twin = next((other for other in plain if _is_plain_of(other, row)), None)
+    twin = next((other for other in reversed(plain) if _is_plain_of(other, row)), None)
     if field == 'gamma' and twin is not None:  # where nothing is drafted, all drafts are one
       line.setdefault(0.0, twin)
     line[float(row[field])] = row
@@ -77,7 +78,7 @@ def _lines(rows: Sequence[Row], field: str) -> dict[str, list[Row]]:
 
 
 def _is_plain_of(plain: Row, row: Row) -> bool:
-  return all(plain.get(key) == row.get(key) for key in ('task', 'temperature', 'top_k', 'top_p', 'batch'))
+  return all(plain.get(key) == row.get(key) for key in SAME)
 
 
 def _over(rows: Sequence[Row], field: str, name: str) -> Iterator[Figure]:
@@ -138,7 +139,8 @@ def _side_by_side(rows: Sequence[Row]) -> Iterator[Figure]:
   keys = ('speedup', 'predicted_speedup', 'published_speedup') if by_speedup else (
       'ms_per_token', 'predicted_ms_per_token', 'published_ms_per_token')
   for task in dict.fromkeys(str(row.get('task') or '') for row in rows):
-    panel = [row for row in rows if str(row.get('task') or '') == task][:MANY]
+    found = [row for row in rows if str(row.get('task') or '') == task]
+    panel = found[:MANY]
     entries = [Bar(label or str(row.get('drafter') or row.get('name') or ''), *(number(row.get(key)) for key in keys),
                    slower=by_speedup and slower(row))
                for label, row in zip(labels(panel, without=('task',)), panel, strict=True)]
@@ -146,6 +148,8 @@ def _side_by_side(rows: Sequence[Row]) -> Iterator[Figure]:
     if not entries:
       continue
     title = ('Speed-up' if by_speedup else 'Time per token') + (f': {task}' if task else '')
+    if len(found) > MANY:
+      title += f' (the first {MANY} of {len(found)} settings; all are in the table)'
     legend = [(f'{kind} bar-mark', kind) for kind in ('measured', 'predicted', 'published')
               if any(getattr(bar, kind) is not None for bar in entries)]
     if any(bar.slower for bar in entries):

@@ -28,9 +28,14 @@ TITLES = {'gamma': 'γ', 'alpha': 'α', 'temperature': 'T', 'top_p': 'top-p', 't
 
 @dataclasses.dataclass(frozen=True)
 class Column:
+  """A field of those rows in which it is of one group."""
+
   key: str
   title: str
   group: Group
+
+  def of(self, row: Row) -> Any:
+    return row.get(self.key) if group_of(self.key, row) is self.group else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,26 +75,22 @@ def full_table(rows: Sequence[Row]) -> Table:
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
   constant = [column for column in columns if len(rows) > 1 and column.group is Group.SETTING
-              and len({_same(row.get(column.key)) for row in rows}) == 1]
+              and len({_same(column.of(row)) for row in rows}) == 1]
   varying = [column for column in columns if column not in constant]
-  lines = [([cell(row.get(column.key), column.key) for column in varying], slower(row)) for row in rows]
-  shared = [(column.title, cell(rows[0].get(column.key), column.key).text) for column in constant]
+  lines = [([cell(column.of(row), column.key) for column in varying], slower(row)) for row in rows]
+  shared = [(column.title, cell(column.of(rows[0]), column.key).text) for column in constant]
   return Table(varying, lines, shared)
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
   """Of all fields that any row has a value for, but where it ran."""
-  flat = [key for row in rows for key, value in row.items() if value not in (None, '', [], {})]
+  found = dict.fromkeys((key, group_of(key, row)) for row in rows for key, value in row.items()
+                        if value not in (None, '', [], {}) and key not in WHERE | UNSHOWN)
   first = lambda column: column.key in MAIN and column.group is not Group.SETTING
   rank = lambda column: MAIN.index(column.key) if first(column) else len(MAIN)
-  columns = [Column(key, title_of(key), _group(key, rows)) for key in dict.fromkeys(flat)
-             if key not in WHERE | UNSHOWN]
+  columns = [Column(key, title_of(key), group) for key, group in found]
   order = list(Group)
   return sorted(columns, key=lambda column: (order.index(column.group), rank(column)))
-
-
-def _group(key: str, rows: Sequence[Row]) -> Group:
-  return group_of(key, next(row for row in rows if key in row))
 
 
 def slower(row: Row) -> bool:

@@ -55,10 +55,14 @@ def is_checkpoint(directory: str | os.PathLike) -> bool:
   return False
 
 
+def is_finished(directory: Path) -> bool:
+  """Whether a save into it ended."""
+  return any((directory / mark).is_file() for mark in MARKS)
+
+
 def is_unfinished(directory: Path) -> bool:
-  """Whether a save into it began and did not end."""
-  finished = any((directory / mark).is_file() for mark in MARKS)
-  return not finished and any((directory / name).exists() for name in (UNFINISHED, WEIGHTS))
+  """Whether a save into it began and did not end, as far as what it left tells: an empty directory may be anybody's."""
+  return not is_finished(directory) and any((directory / name).exists() for name in (UNFINISHED, WEIGHTS))
 
 
 def save(directory: str | os.PathLike, config: AnyConfig, parameters: Iterable[tuple[tuple, jax.Array]]) -> None:

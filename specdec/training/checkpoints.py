@@ -1,6 +1,6 @@
 """The checkpoints of a run: one directory per step, the newest finished one to go on from, old ones removed.
 
-A step holds a model, or the whole state of a training run: any tree of arrays and a few facts.
+A step holds the whole state of a training run: any tree of arrays and a few facts.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,9 @@ import sys
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
-from models.decoder import Decoder
 from models.errors import InputError
-from models.loading import load_decoder, orbax
+from models.loading import orbax
 from models.loading.safetensors import read_json
 
 
@@ -40,36 +38,25 @@ class Checkpoints:
 
   def steps(self) -> list[int]:
     """Finished ones, in order."""
-    return sorted(step for step, path in self._found() if not orbax.is_unfinished(path))
+    return sorted(step for step, path in self._found() if orbax.is_finished(path))
 
   def latest(self) -> int | None:
     """The newest finished step; says which newer ones it passes over."""
     latest = max(self.steps(), default=None)
     for step, path in sorted(self._found()):
-      if orbax.is_unfinished(path) and (latest is None or step > latest):
+      if not orbax.is_finished(path) and (latest is None or step > latest):
         instead = 'there is no earlier one' if latest is None else f'going on from step {latest}'
         print(f'{path} was never finished: {instead}', file=sys.stderr, flush=True)
     return latest
 
-  def save(self, step: int, decoder: Decoder) -> None:
-    """Writes a checkpoint, and then removes what is no longer to be kept; every process must call this.
+  def save_state(self, step: int, tree: Any, facts: dict[str, Any]) -> None:
+    """Writes a tree of arrays, and `facts` as JSON beside it; then removes what is no longer to be kept.
+
+    Every process must call this.
 
     Raises:
       InputError: if that step is there already.
     """
-    orbax.save_decoder(self.path(step), decoder)
-    self._remove_old()
-
-  def load(self, step: int, dtype: str = 'float32', mesh: Mesh | None = None) -> Decoder:
-    """The model of a finished step, on any mesh.
-
-    Raises:
-      InputError: if that step is not there, or was never finished.
-    """
-    return load_decoder(self.path(step), dtype, mesh)[0]
-
-  def save_state(self, step: int, tree: Any, facts: dict[str, Any]) -> None:
-    """As `save`, of any tree of arrays; `facts` are kept as JSON beside it."""
     arrays = ((name_in_tree(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree))
     orbax.save_arrays(self.path(step), orbax.TRAINING_MARK, facts, arrays)
     self._remove_old()

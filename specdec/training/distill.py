@@ -14,7 +14,7 @@ from models.decoder import Decoder
 from specdec.training.frozen import Frozen, observe, over_rows, rows_of_head
 from specdec.training.guesses import UNASKED, agreement, counted, ranks, shifted
 from specdec.training.labels import check_labels, labels_of
-from specdec.training.losses import LOSSES, masked_sum, overlap
+from specdec.training.losses import LOSSES, check_loss, masked_sum, overlap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,7 @@ class DistillObjective:
 
   def __post_init__(self):
     check_labels(self.labels)
+    check_loss(self.token_loss)
 
   def loss(self, trainable: nnx.State, frozen: Frozen, batch: dict[str, Array],
            key: Array) -> tuple[Array, dict[str, Array]]:

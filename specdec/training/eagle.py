@@ -16,11 +16,12 @@ from jax import Array
 import jax.numpy as jnp
 
 from models.eagle import EagleWeights
+from models.errors import InputError
 from models.kv_cache import KVCache
 from specdec.training.frozen import Frozen, Seen, observe, rows_of_head, segment_mask
 from specdec.training.guesses import UNASKED, agreement, counted, ranks, shifted
 from specdec.training.labels import check_labels, labels_of
-from specdec.training.losses import LOSSES, masked_sum, overlap, smooth_l1
+from specdec.training.losses import LOSSES, check_loss, masked_sum, overlap, smooth_l1
 from specdec.training.roots import all_places, at, roots_of
 
 
@@ -85,6 +86,11 @@ class EagleObjective:
 
   def __post_init__(self):
     check_labels(self.labels)
+    check_loss(self.token_loss, self.decay, self.roots, token_weight=self.token_weight,
+               feature_weight=self.feature_weight, noise=self.noise)
+    if self.steps < 1 or not self.token_weight + self.feature_weight:
+      raise InputError(f'steps={self.steps}, token_weight={self.token_weight}, feature_weight={self.feature_weight}: '
+                       'nothing is learnt; use 1 step or more, and a weight above 0')
 
   def loss(self, trainable: nnx.State, frozen: Frozen, batch: dict[str, Array],
            key: Array) -> tuple[Array, dict[str, Array]]:

@@ -11,7 +11,10 @@ import json
 import os
 from pathlib import Path
 
+from flax import nnx
 import jax
+from jax import Array
+import jax.numpy as jnp
 import numpy as np
 
 from models.decoder import Decoder
@@ -19,6 +22,7 @@ from specdec.training.frozen import observe
 from specdec.training.rows import Row
 
 DONE = 'done.json'
+VALUES = 64  # of a parameter
 
 
 class RowsWithVectors(Sequence[Row]):
@@ -41,7 +45,7 @@ def with_vectors(target: Decoder, num_tokens: int, rows: Sequence[Row], director
   folder, shape = Path(directory), (len(rows), len(rows[0]['tokens']))
   folder.mkdir(parents=True, exist_ok=True)
   about = _digest(target, num_tokens, rows)
-  done = _done(folder, about)
+  done = rows_done(folder, about, len(rows))
   mode = 'r+' if done else 'w+'
   hidden_NTD = _open(folder / 'hidden.npy', mode, np.float16, (*shape, target.config.width))
   log_total_NT = _open(folder / 'log_total.npy', mode, np.float32, shape)
@@ -64,13 +68,21 @@ def _open(path: Path, mode: str, dtype: type, shape: tuple[int, ...]) -> np.memm
 
 
 def _digest(target: Decoder, num_tokens: int, rows: Sequence[Row]) -> str:
-  """Of the rows, and of what tells one target from another."""
+  """Of the rows, and of what tells one target from another: of every parameter the sum of its bits, and some values."""
   digest = hashlib.sha256(repr((target.config, num_tokens)).encode())
-  for array in (target.final_norm[...], target.layers[-1].mlp.down[...]):
-    digest.update(np.asarray(array).tobytes())
+  flat = nnx.to_flat_state(nnx.state(target, nnx.Param))
+  for (path, _), mark in zip(flat, _marks([leaf.get_value() for _, leaf in flat]), strict=True):
+    digest.update(repr(path).encode() + np.asarray(mark).tobytes())
   for field in _fields(rows):
     digest.update(field.tobytes())
   return digest.hexdigest()
+
+
+@jax.jit
+def _marks(parameters: list[Array]) -> list[Array]:
+  """[VALUES + 1] of each, or fewer of a small one; the sum of whole numbers is one in any order."""
+  bits = lambda x: jax.lax.bitcast_convert_type(x, f'uint{8 * x.dtype.itemsize}').astype(jnp.uint32).reshape(-1)
+  return [jnp.append(bits(x)[::max(1, x.size // VALUES)][:VALUES], jnp.sum(bits(x))) for x in parameters]
 
 
 def _fields(rows: Sequence[Row]) -> Iterator[np.ndarray]:
@@ -79,13 +91,13 @@ def _fields(rows: Sequence[Row]) -> Iterator[np.ndarray]:
       yield row[name]
 
 
-def _done(folder: Path, about: str) -> int:
-  """Rows that need not be computed again."""
+def rows_done(folder: Path, about: str, count: int) -> int:
+  """Rows that need not be computed again; none where what is written is not what was written here."""
   try:
     kept = json.loads((folder / DONE).read_text())
-  except (OSError, ValueError):
+    return kept['done'] if kept['about'] == about and type(kept['done']) is int and 0 <= kept['done'] <= count else 0
+  except (OSError, ValueError, KeyError, TypeError, RecursionError):
     return 0
-  return kept['done'] if kept['about'] == about else 0
 
 
 def _write(folder: Path, facts: dict) -> None:

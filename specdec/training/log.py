@@ -55,6 +55,9 @@ def _whole_lines(text: str) -> list[dict[str, Any]]:
 
 
 def _take_back(path: Path, step: int) -> None:
+  """The file as it was or as it should be, whenever this is killed."""
   if path.exists():
     kept = [row for row in _whole_lines(path.read_text()) if row['step'] <= step]
-    path.write_text(''.join(json.dumps(row) + '\n' for row in kept))
+    part = path.with_name(f'{path.name}.part')
+    part.write_text(''.join(json.dumps(row) + '\n' for row in kept))
+    part.replace(path)

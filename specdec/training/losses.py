@@ -8,10 +8,13 @@ position where little can be drafted would pull as hard as one where all can.
 """
 
 from collections.abc import Callable
+import math
 
 import jax
 from jax import Array
 import jax.numpy as jnp
+
+from models.errors import InputError
 
 LEAST_OVERLAP = 1e-6  # of a position, in `minus_log_alpha`: its gradient is bounded by the inverse
 
@@ -75,3 +78,18 @@ def _weighted(target_PU: Array, logs_PU: Array) -> Array:
 
 LOSSES: dict[str, Callable[[Array, Array], Array]] = {
     'kl': kl, 'total_variation': total_variation, 'minus_log_alpha': minus_log_alpha, 'cross_entropy': cross_entropy}
+
+
+def check_loss(name: str, decay: float = 1.0, roots: int = 0, **weights: float) -> None:
+  """Refuses what no objective can be made of: a loss that is not one of `LOSSES`, numbers out of their range.
+
+  Raises:
+    InputError: names the field.
+  """
+  if name not in LOSSES:
+    raise InputError(f'token_loss={name!r} is unknown: use one of {", ".join(LOSSES)}')
+  if not 0 <= decay <= 1:
+    raise InputError(f'decay={decay} must lie in 0..1')
+  for field, value in {'roots': roots, **weights}.items():
+    if not 0 <= value < math.inf:
+      raise InputError(f'{field}={value} must be 0 or more')

@@ -24,7 +24,7 @@ from specdec.training.frozen import Frozen, Seen, observe, rows_of_head
 from specdec.training.guesses import UNASKED, agreement, counted, ranks, shifted
 from specdec.training.labels import check_labels, target_law, text_law
 from specdec.training.lora import Adapter, adapted
-from specdec.training.losses import LOSSES, masked_sum, overlap
+from specdec.training.losses import LOSSES, check_loss, masked_sum, overlap
 from specdec.training.roots import at, roots_of
 
 HEADS, BACKBONE = 'heads', 'backbone'  # of what Medusa-2 trains
@@ -52,6 +52,7 @@ class MedusaObjective:
 
   def __post_init__(self):
     check_labels(self.labels)
+    check_loss(self.token_loss, self.decay, self.roots)
 
   def loss(self, trainable: nnx.State, frozen: Frozen, batch: dict[str, Array],
            key: Array) -> tuple[Array, dict[str, Array]]:

@@ -20,6 +20,11 @@ def decayed(tree: Any) -> Any:
   return jax.tree_util.tree_map_with_path(is_decayed, tree)
 
 
+def clip(config: TrainConfig) -> optax.GradientTransformation:
+  """Of the gradient of all parameters together."""
+  return optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+
+
 def adamw(config: TrainConfig, rate: optax.Schedule | None = None) -> optax.GradientTransformation:
   """Clips the gradient of all parameters together, then AdamW; decay is scaled by the learning rate.
 
@@ -27,6 +32,5 @@ def adamw(config: TrainConfig, rate: optax.Schedule | None = None) -> optax.Grad
     config: of the run.
     rate: in the place of `schedule.learning_rate`.
   """
-  clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-  return optax.chain(clip, optax.adamw(
+  return optax.chain(clip(config), optax.adamw(
       rate or learning_rate(config), b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay, mask=decayed))

@@ -5,6 +5,8 @@ from typing import SupportsIndex
 
 import numpy as np
 
+from models.errors import InputError
+
 PADDING = 0  # the segment of slots that hold nothing
 
 
@@ -34,13 +36,24 @@ class PackedRows(Sequence):
 
   def spread(self, count: int) -> 'PackedRows':
     """So many rows from all over, or all where there are no more."""
-    index_R = np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int)
+    index_R = places(count, len(self))
     return PackedRows(self.tokens_RT[index_R], self.segments_RT[index_R])
 
   @property
   def predicted(self) -> int:
     """Tokens that are predicted, in all rows together."""
     return int(np.sum(predicted_slots(self.segments_RT)))
+
+
+def places(count: int, there: int) -> np.ndarray:
+  """[R]: of `count` rows from all over, or of all where there are no more.
+
+  Raises:
+    InputError: for a number that is not positive.
+  """
+  if count < 1:
+    raise InputError(f'train.held_out_rows={count} must be 1 or more')
+  return np.linspace(0, there - 1, min(count, there)).round().astype(int)
 
 
 def predicted_slots(segments_BT):

@@ -24,8 +24,15 @@ def planned_tokens(num_parameters: int, tokens_per_parameter: float = TOKENS_PER
 
 
 def steps_for(tokens: int, batch: int, row_tokens: int) -> int:
-  """Steps of `batch` rows that hold at least so many tokens."""
-  return max(1, math.ceil(tokens / (batch * row_tokens)))
+  """Steps of `batch` rows that hold at least so many tokens.
+
+  Raises:
+    InputError: for a number that is not positive.
+  """
+  for name, value in (('tokens', tokens), ('batch', batch), ('row_tokens', row_tokens)):
+    if value < 1:
+      raise InputError(f'train.{name}={value} must be 1 or more')
+  return math.ceil(tokens / (batch * row_tokens))
 
 
 def learning_rate(config: TrainConfig) -> optax.Schedule:

@@ -17,6 +17,7 @@ import numpy as np
 from models.encdec import EncDec
 from models.errors import InputError
 from models.source import Source
+from specdec.training.packing import places
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ class CorruptedRows(Sequence):
 
   def spread(self, count: int) -> list[dict[str, np.ndarray]]:
     """So many rows from all over, or all where there are no more."""
-    return [self[index] for index in np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int)]
+    return [self[index] for index in places(count, len(self))]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import dataclasses
 import functools
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,15 +20,15 @@ from models.sharding import put_whole
 from specdec.training.checkpoints import Checkpoints
 from specdec.training.config import TrainConfig
 from specdec.training.log import Log
-from specdec.training.rows import Row, batches, place
+from specdec.training.rows import Row, batches, digest, place
 from specdec.training.schedule import learning_rate
 from specdec.training.step import Objective, TrainState, first_state, means, train_step
 
 if TYPE_CHECKING:
   import grain
 
-# What decides which rows and which noise a step sees; a run that goes on must have the same.
-FIXED = ('batch', 'accumulate', 'seed')
+# Of a `TrainConfig`: how a run is watched and kept. All else decides what a step does: a run that goes on has the same.
+FREE = ('log_every', 'eval_every', 'save_every', 'keep')
 
 
 class DivergedError(Exception):
@@ -84,6 +85,7 @@ class Trainer:
     self._step = jax.jit(functools.partial(train_step, objective, optimizer, config), donate_argnums=0,
                          out_shardings=(places, None))
     self._places: dict[int, Any] = {}  # step -> where the data is after it, for the newest steps
+    self._facts = facts_of(objective, rows, config) if directory is not None else {}
     self._tokens = int(self._first_batch['tokens'].size) if 'tokens' in self._first_batch else 0
 
   def run(self) -> Any:
@@ -163,22 +165,38 @@ class Trainer:
   def _save(self, step: int) -> None:
     if self._checkpoints is None or step in self._checkpoints.steps():
       return
-    facts = {'step': step, 'data': self._places[step]} | {name: getattr(self._config, name) for name in FIXED}
-    self._checkpoints.save_state(step, self._state, facts)
+    self._checkpoints.save_state(step, self._state, {'step': step, 'data': self._places[step]} | self._facts)
 
   def _resume(self) -> int:
     step = self._checkpoints.latest() if self._checkpoints is not None else None
     if step is None:
       return 0
     facts = self._checkpoints.load_facts(step)
-    for name in FIXED:
-      if facts.get(name) != getattr(self._config, name):
-        raise InputError(f'{self._checkpoints.path(step)} is of a run with train.{name}={facts.get(name)}, not '
-                         f'{getattr(self._config, name)}: set it so, or name another train.directory')
+    for name, value in self._facts.items():
+      if facts.get(name) != value:
+        its = f'with {name}={facts[name]}, not {value}' if name.startswith('train.') and name in facts else (
+            f'of something else ({name} differs)')
+        raise InputError(f'{self._checkpoints.path(step)} is of a run {its}: set it so, or name another '
+                         'train.directory')
     self._state = self._checkpoints.load_state(step, self._state)
     self._places[step] = facts['data']
     self._iterator.set_state(facts['data'])
     return step
+
+
+def facts_of(objective: Objective, rows: 'grain.MapDataset | Sequence[Row]', config: TrainConfig) -> dict[str, Any]:
+  """What a run that goes on must have in common with the one that began."""
+  fields = {f'train.{name}': value for name, value in dataclasses.asdict(config).items() if name not in FREE}
+  return fields | {'objective': _told(objective), 'rows': digest(rows)}
+
+
+def _told(value: Any) -> Any:
+  """The names and numbers that an objective is made of, as JSON holds them."""
+  if value is None or isinstance(value, bool | int | float | str):
+    return value
+  fields = {field.name: _told(getattr(value, field.name)) for field in dataclasses.fields(value)} if (
+      dataclasses.is_dataclass(value)) else {}
+  return {'type': type(value).__name__} | fields
 
 
 def _is_due(step: int, steps: int, every: int) -> bool:
