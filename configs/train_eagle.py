@@ -13,12 +13,12 @@ results/train_eagle1 and results/train_eagle3.
 from ml_collections import ConfigDict
 
 LOSSES = {
-    'unrolled': {'steps': 4, 'token_loss': 'kl', 'labels': 'law', 'token_weight': 1.0, 'feature_weight': 0.2,
-                 'noise': 0.0, 'decay': 0.8, 'roots': 384},
+    'unrolled': {'steps': 3, 'token_loss': 'kl', 'labels': 'law', 'token_weight': 1.0, 'feature_weight': 0.2,
+                 'noise': 0.0, 'decay': 0.8, 'roots': 256},
     'eagle1': {'steps': 1, 'token_loss': 'cross_entropy', 'labels': 'law', 'token_weight': 0.1, 'feature_weight': 1.0,
-               'noise': 0.1, 'decay': 1.0, 'roots': 384},
+               'noise': 0.1, 'decay': 1.0, 'roots': 256},
     'eagle3': {'steps': 4, 'token_loss': 'kl', 'labels': 'law', 'token_weight': 1.0, 'feature_weight': 0.0,
-               'noise': 0.0, 'decay': 0.8, 'roots': 384},
+               'noise': 0.0, 'decay': 0.8, 'roots': 256},
 }
 
 
@@ -42,9 +42,9 @@ def get_config(variant: str = 'unrolled') -> ConfigDict:
           'keep_vectors': variant != 'eagle3',
       },
       'train': {
-          'objective': 'eagle', 'directory': f'results/{name}', 'steps': 1200, 'batch': 4, 'accumulate': 2,
+          'objective': 'eagle', 'directory': f'results/{name}', 'steps': 900, 'batch': 4, 'accumulate': 2,
           'learning_rate': 1e-3, 'warmup_steps': 50, 'final_share': 0.1, 'beta2': 0.95, 'weight_decay': 0.0,
-          'clip_norm': 0.5, 'seed': 0, 'dtype': 'float32', 'log_every': 10, 'eval_every': 200, 'save_every': 100,
+          'clip_norm': 0.5, 'seed': 0, 'dtype': 'float32', 'log_every': 10, 'eval_every': 450, 'save_every': 100,
           'keep': 2},
       'mesh': {'data': 1, 'model': 1},
   })

@@ -44,7 +44,7 @@ def get_config(variant: str = 'law') -> ConfigDict:
           'vocab': 8192,  # most frequent tokens of the answers; 0 for all
           'dtype': 'bfloat16',  # of the file
       },
-      'loss': {'token_loss': 'kl', 'labels': LABELS[variant], 'decay': 0.8, 'roots': 384},
+      'loss': {'token_loss': 'kl', 'labels': LABELS[variant], 'decay': 0.8, 'roots': 256},
       'data': {
           'corpus': 'results/corpus', 'row_tokens': 768,
           # compute the target's vectors once, and keep them in the corpus for all drafts
@@ -52,10 +52,10 @@ def get_config(variant: str = 'law') -> ConfigDict:
       },
       'train': {
           'objective': 'medusa2' if joint else 'medusa',
-          'directory': f'results/{name}', 'steps': 1200, 'batch': 4, 'accumulate': 2,
+          'directory': f'results/{name}', 'steps': 1000, 'batch': 4, 'accumulate': 2,
           'learning_rate': 1e-4 if joint else 1e-3, 'warmup_steps': 40, 'final_share': 0.1,
           'beta2': 0.95, 'weight_decay': 0.0, 'clip_norm': 1.0, 'seed': 0, 'dtype': 'float32', 'log_every': 10,
-          'eval_every': 200, 'save_every': 100, 'keep': 2},
+          'eval_every': 250, 'save_every': 100, 'keep': 2},
       'mesh': {'data': 1, 'model': 1},
   } | ({'backbone': BACKBONES[variant]} if joint else {}))
   return config.lock()
