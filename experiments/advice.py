@@ -18,6 +18,7 @@ import numpy as np
 from specdec.metrics import Metrics
 
 RESAMPLES, LEVEL = 2_000, 0.95
+FEWEST_PROMPTS = 5  # whose resamples say anything about other prompts
 ARITHMETIC = 2.0  # plain passes that a pass takes once the reading of weights is half of it
 
 
@@ -223,7 +224,12 @@ def arithmetic_bound_at(costs: Costs, gamma: int) -> int | None:
 
 
 def interval(acceptance: Acceptance, statistic: Callable[[Acceptance], float]) -> tuple[float, float]:
-  """95 % bootstrap over prompts: all that one prompt counted stays together. NaN where nothing is counted."""
+  """95 % bootstrap over prompts: all that one prompt counted stays together.
+
+  NaN where nothing is counted, or by fewer than `FEWEST_PROMPTS`.
+  """
+  if len(acceptance) < FEWEST_PROMPTS:
+    return float('nan'), float('nan')
   rng = np.random.default_rng(0)
   drawn = np.array([statistic(acceptance.take(rng.integers(0, len(acceptance), len(acceptance))))
                     for _ in range(RESAMPLES)])

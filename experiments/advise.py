@@ -19,9 +19,11 @@ by --json_out, on some slice or with a smaller target whose drafts are accepted 
 
 Fields of a row, one for each draft:
 
-    draft, rule, batch, temperature, top_p, prompts     as asked for
+    draft, rule, batch, prompts                 as asked for
+    temperature, top_k, top_p                   as asked for
     gamma                                       the best, by prediction
-    measured_overlap, _overlap_interval         alpha: mean of sum min(target, draft), 95 % bootstrap over prompts
+    measured_overlap, _overlap_interval         alpha: mean of sum min(target, draft), 95 % bootstrap over prompts;
+                                                null, as all intervals, of fewer than five prompts
     measured_accepted, _accepted_intervals      by position: kept, where tested
     measured_gamma, _tokens_per_pass            of the decoding that was counted
     measured_counts                             by prompt (`advice.Acceptance`), for --counts
@@ -70,10 +72,11 @@ from specdec.training.acceptance import acceptance_table
 from specdec.tree import TreeSpec
 from specdec.tree_planner import plan as plan_tree
 
+ACCEPTED_BY = ('rule', 'temperature', 'top_k', 'top_p')  # the fields of a row that acceptance depends on
 TIMED_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 HEADS = ('medusa', 'eagle')
 LEVELS, RANKS, MAX_NODES = 5, 8, 24  # of planned trees
-_interval = lambda pair: f'{pair[0]:.2f}-{pair[1]:.2f}'
+_interval = lambda pair: '-' if np.isnan(pair[0]) else f'{pair[0]:.2f}-{pair[1]:.2f}'
 _percents = lambda shares: ' '.join('-' if np.isnan(share) else f'{100 * share:.0f}' for share in shares)
 COLUMNS = (
     Column('draft'), Column('measured_overlap', 'α', '.2f'), Column('measured_overlap_interval', '95 %', _interval),
@@ -163,11 +166,12 @@ def counted(configs: dict[str, ConfigDict], path: str) -> list[Candidate]:
   """The same from the file of an earlier run, by the names of the drafts.
 
   Raises:
-    InputError: a file that is none, that lacks one of the drafts, or counted it at another γ.
+    InputError: a file that is none, that lacks one of the drafts, or counted it at another γ, rule or sampling.
   """
   try:
-    rows = {row['draft']: Acceptance.from_counts(row['measured_counts'])
-            for row in json.loads(pathlib.Path(path).read_text())['rows']}
+    found = json.loads(pathlib.Path(path).read_text())['rows']
+    rows = {row['draft']: Acceptance.from_counts(row['measured_counts']) for row in found}
+    judged = {row['draft']: {name: row[name] for name in ACCEPTED_BY} for row in found}
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise InputError(f'--counts={path} holds no counts ({error}): name what --json_out wrote') from error
   for name, config in configs.items():
@@ -175,7 +179,16 @@ def counted(configs: dict[str, ConfigDict], path: str) -> list[Candidate]:
       known = ', '.join(f'{draft} with engine.gamma={one.gamma}' for draft, one in rows.items())
       raise InputError(f'--counts={path} is not about {name} with engine.gamma={config.engine.gamma}: it counted '
                        f'{known}')
+    for field, value in _judged_by(config).items():
+      if judged[name][field] != value:
+        raise InputError(f'--counts={path} counted {name} at {field}={judged[name][field]}, not {value}: ask for that, '
+                         'or count again')
   return [Candidate(name, config, rows[name]) for name, config in configs.items()]
+
+
+def _judged_by(config: ConfigDict) -> dict[str, Any]:
+  sampling = config.sampling
+  return dict(zip(ACCEPTED_BY, (config.accept.rule, sampling.temperature, sampling.top_k, sampling.top_p), strict=True))
 
 
 def measured_costs(candidates: Sequence[Candidate], prompts: Sequence[Prompt], most_batch: int,
@@ -235,8 +248,7 @@ def row_of(one: Candidate, costs: Costs) -> dict[str, Any]:
   plain = costs.passes(batch, 1)
   costs_are = 'measured' if isinstance(costs, MeasuredCosts) else 'predicted'
   return {
-      'draft': one.name, 'rule': one.config.accept.rule, 'batch': batch,
-      'temperature': one.config.sampling.temperature, 'top_p': one.config.sampling.top_p, 'prompts': len(acceptance),
+      'draft': one.name, **_judged_by(one.config), 'batch': batch, 'prompts': len(acceptance),
       'gamma': gamma, 'measured_overlap': acceptance.overlap,
       'measured_overlap_interval': advice.interval(acceptance, lambda some: some.overlap),
       'measured_accepted': acceptance.conditional_M,
@@ -287,22 +299,36 @@ def check(one: Candidate, gamma: int, repeats: int) -> float:
   return bench.compare({one.name: Session.from_config(config, target)}, one.prompts, repeats)[-1]['speedup']
 
 
+def _speedup(row: dict[str, Any]) -> float:
+  """As measured, where it was; else as predicted."""
+  return row['predicted_speedup'] if row['measured_speedup'] is None else row['measured_speedup']
+
+
 def verdict(rows_found: Sequence[dict[str, Any]], most_batch: int) -> str:
-  """One sentence, which recommends no draft that is not expected to be faster than plain decoding."""
-  best = max(rows_found, key=lambda row: row['predicted_speedup'])
-  speedup, batch, ends = best['predicted_speedup'], best['batch'], best['predicted_stops_paying_at']
-  low, high = best['predicted_interval']
-  what, gain = f'{best["draft"]} with γ={best["gamma"]}', f'{speedup:.2f}'
-  if not speedup > 1:
-    return (f'Speculation does not pay at batch {batch}: decode plainly; the best of these drafts, {what}, would give '
-            f'{gain} times the speed of plain decoding.')
+  """One sentence, which recommends no draft that is not faster than plain decoding, or expected to be."""
+  best = max(rows_found, key=_speedup)
+  batch, ends, low = best['batch'], best['predicted_stops_paying_at'], best['predicted_interval'][0]
+  what, few = f'{best["draft"]} with γ={best["gamma"]}', best['prompts'] < advice.FEWEST_PROMPTS
+  gain = f'{_gain(best)} times the speed of plain decoding'
+  if not _speedup(best) > 1:
+    return f'Speculation does not pay at batch {batch}: decode plainly; the best of these drafts, {what}: {gain}.'
+  if few:
+    return (f'Speculation may pay at batch {batch}: {what}: {gain}, on {best["prompts"]} of your prompts, too few to '
+            f'speak for others: measure more prompts ({advice.FEWEST_PROMPTS} or more).')
+  if not low > 1:
+    check = ', and --check' if best['measured_speedup'] is None and 'measured_plain_ms' in best else ''
+    return (f'Speculation may pay at batch {batch}: {what}: {gain}, but the interval reaches down to no gain: measure '
+            f'more prompts{check}.')
   until = (f'it gains nothing from batch {ends} on' if ends is not None and ends > batch else
            f'it still pays at batch {most_batch}' if ends is None else f'though it gains nothing at batch {ends}')
-  if not low > 1:
-    return (f'Speculation may pay at batch {batch}: {what} should give {gain} times the speed of plain decoding, but '
-            f'the interval ({low:.2f} to {high:.2f}) reaches down to no gain: measure more prompts, and --check.')
-  return (f'Speculation pays at batch {batch}: {what} should give {gain} times the speed of plain decoding '
-          f'({low:.2f} to {high:.2f}), and {until}.')
+  return f'Speculation pays at batch {batch}: {what}: {gain}, and by prediction {until}.'
+
+
+def _gain(row: dict[str, Any]) -> str:
+  """Predicted, with its interval if it has one, and measured."""
+  low, high = row['predicted_interval']
+  said = f'predicted {row["predicted_speedup"]:.2f}' + ('' if np.isnan(low) else f' ({low:.2f} to {high:.2f})')
+  return said if row['measured_speedup'] is None else f'{said}, measured {row["measured_speedup"]:.2f}'
 
 
 def advise(config: ConfigDict, others: Sequence[str], most_batch: int, repeats: int, checks: bool = False,
@@ -329,7 +355,7 @@ def advise(config: ConfigDict, others: Sequence[str], most_batch: int, repeats: 
 
 
 def show(advised: dict[str, Any]) -> None:
-  print_table(advised['rows'], COLUMNS, file=cli.output(), marked=lambda row: row['predicted_speedup'] <= 1)
+  print_table(advised['rows'], COLUMNS, file=cli.output(), marked=lambda row: not _speedup(row) > 1)
   for row in advised['rows']:
     if row.get('tree'):
       cli.say(f'{row["draft"]}: the best static tree has {len(row["tree"])} nodes and promises '

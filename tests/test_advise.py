@@ -103,13 +103,16 @@ def test_crossover_by_hand():
 def test_interval_over_prompts():
   alike = acceptance(*[WORKED] * 5)
   assert advice.interval(alike, lambda some: advice.speedup(some, FREE, 1, 4)) == pytest.approx((3.2, 3.2))
-  low, high = advice.interval(acceptance(metrics((4,)), metrics((0,))), lambda some: some.overlap)
+  low, high = advice.interval(acceptance(*[metrics((4,)), metrics((0,))] * 3), lambda some: some.overlap)
   assert (low, high) == pytest.approx((.5, .5))
-  low, high = advice.interval(acceptance(metrics((4,), overlap=1), metrics((3,), overlap=0)), lambda some: some.overlap)
+  two = [metrics((4,), overlap=1), metrics((3,), overlap=0)] + [metrics((0,), drafted=[0])] * 3
+  low, high = advice.interval(acceptance(*two), lambda some: some.overlap)
   assert (low, high) == pytest.approx((0, 1)), 'one of the prompts alone'
-  nothing = acceptance(metrics((0,), drafted=[0]))
+  nothing = acceptance(*[metrics((0,), drafted=[0])] * 5)
   assert np.isnan(advice.interval(nothing, lambda some: some.overlap)).all()
   assert np.isnan(advice.position_intervals(nothing)).all()
+  few = acceptance(*[WORKED] * 4)
+  assert np.isnan([advice.interval(few, len), *advice.position_intervals(few)]).all(), 'too few for others'
 
 
 def test_planned_costs():
@@ -119,19 +122,31 @@ def test_planned_costs():
   assert advice.speedup(acceptance(WORKED, widths=(5,)), costs, 1, 4) == pytest.approx(3.2 * .01 / .017)
 
 
-def row(speedup, low, high, ends=None, batch=1):
-  return {'draft': 'lookup', 'gamma': 5, 'batch': batch,
-          'predicted_speedup': speedup, 'predicted_interval': (low, high), 'predicted_stops_paying_at': ends}
+def row(speedup, low, high, ends=None, measured=None, prompts=5, draft='lookup', costs='measured'):
+  return {'draft': draft, 'gamma': 5, 'batch': 1, 'prompts': prompts, 'measured_speedup': measured,
+          f'{costs}_plain_ms': 1.0, 'predicted_speedup': speedup, 'predicted_interval': (low, high),
+          'predicted_stops_paying_at': ends}
+
+
+NAN = float('nan')
 
 
 @pytest.mark.parametrize('rows, said', [
-    ([row(1.6, 1.5, 1.7, 8), row(1.2, 1.1, 1.3)], 'pays at batch 1: lookup with γ=5 should give 1.60 times the speed '
-     'of plain decoding (1.50 to 1.70), and it gains nothing from batch 8 on'),
+    ([row(1.6, 1.5, 1.7, 8), row(1.2, 1.1, 1.3)], 'Speculation pays at batch 1: lookup with γ=5: predicted 1.60 (1.50 '
+     'to 1.70) times the speed of plain decoding, and by prediction it gains nothing from batch 8 on.'),
     ([row(1.6, 1.5, 1.7)], 'it still pays at batch 16'),
-    ([row(1.1, .9, 1.2)], 'may pay at batch 1: lookup with γ=5 should give 1.10 times the speed of plain decoding, but '
-     'the interval (0.90 to 1.20)'),
+    ([row(1.1, .9, 1.2)], 'may pay at batch 1: lookup with γ=5: predicted 1.10 (0.90 to 1.20) times the speed of plain '
+     'decoding, but the interval reaches down to no gain: measure more prompts, and --check.'),
+    ([row(1.1, .9, 1.2, costs='predicted')], 'measure more prompts.'),
+    ([row(1.1, .9, 1.2, measured=1.1)], 'measure more prompts.'),
     ([row(.93, .9, 1.1), row(.8, .7, .9)], 'does not pay at batch 1: decode plainly; the best of these drafts, lookup '
-     'with γ=5, would give 0.93')])
+     'with γ=5: predicted 0.93 (0.90 to 1.10)'),
+    ([row(1.3, 1.2, 1.4, measured=.7)], 'does not pay at batch 1: decode plainly; the best of these drafts, lookup '
+     'with γ=5: predicted 1.30 (1.20 to 1.40), measured 0.70 times the speed of plain decoding.'),
+    ([row(1.3, 1.2, 1.4, measured=1.1), row(1.2, 1.1, 1.3, measured=1.25, draft='self')],
+     'pays at batch 1: self with γ=5: predicted 1.20 (1.10 to 1.30), measured 1.25 times'),
+    ([row(1.6, NAN, NAN, prompts=1)], 'may pay at batch 1: lookup with γ=5: predicted 1.60 times the speed of plain '
+     'decoding, on 1 of your prompts, too few to speak for others: measure more prompts (5 or more).')])
 def test_verdict(rows, said):
   assert said in advise.verdict(rows, 16)
 
@@ -139,6 +154,7 @@ def test_verdict(rows, said):
 @pytest.mark.parametrize('speedup', [0.0, .5, 1.0, float('nan')])
 def test_no_verdict_recommends_what_does_not_gain(speedup):
   assert 'decode plainly' in advise.verdict([row(speedup, .5, 1.5)], 16)
+  assert 'decode plainly' in advise.verdict([row(1.5, 1.4, 1.6, measured=speedup)], 16)
 
 
 def test_on_the_toy():
@@ -151,7 +167,7 @@ def test_on_the_toy():
   for row in advised['rows']:
     assert 1 <= row['gamma'] <= 4 and len(row['measured_verify_cost']) == 5 and row['measured_verify_cost'][0] == 1
     assert row['predicted_speedup'] == max(row['predicted_by_gamma'].values())
-    assert row['predicted_interval'] == pytest.approx([row['predicted_speedup']] * 2)  # of one prompt
+    assert np.isnan(row['predicted_interval']).all()  # of one prompt
     assert row['measured_tokens_per_pass'] >= 1 and row['measured_speedup'] > 0
     assert len(row['measured_accepted']) == len(row['measured_accepted_intervals']) == 4
   advise.show(advised)
@@ -167,7 +183,8 @@ def test_a_slice_from_counts(tmp_path, monkeypatch):
   """Nothing is decoded: what an earlier run counted, and what the plan predicts."""
   file = tmp_path / 'advice.json'
   counts = acceptance(WORKED, widths=(5,))
-  results.write_json(str(file), {'rows': [{'draft': 'self', 'measured_counts': counts}]})
+  counted = {'draft': 'self', 'rule': 'rejection', 'temperature': 0.0, 'top_k': 0, 'top_p': 1.0}
+  results.write_json(str(file), {'rows': [counted | {'measured_counts': counts}]})
   monkeypatch.setattr(advise, 'plan_slice', lambda config, *_, **__: facts(config.engine.batch))
   monkeypatch.setattr(advise, 'load_prompts', None)
   config = tiny.get_config('self')
@@ -180,6 +197,13 @@ def test_a_slice_from_counts(tmp_path, monkeypatch):
   config.engine.gamma = 3
   with pytest.raises(InputError, match=r'not about self with engine.gamma=3: it counted self with engine.gamma=4'):
     advise.counted({'self': config}, str(file))
+  config.engine.gamma = 4
+  for field, value in {'accept.rule': 'block', 'sampling.temperature': 1.0, 'sampling.top_p': .9,
+                       'sampling.top_k': 7}.items():
+    other = config.copy_and_resolve_references()
+    other.update_from_flattened_dict({field: value})
+    with pytest.raises(InputError, match=f'counted self at {field.partition(".")[2]}=.*, not {value}: ask for that'):
+      advise.counted({'self': other}, str(file))
   for text in ('{', '{"rows": [{"draft": "self", "measured_counts": {}}]}', '{"rows": 1}'):
     file.write_text(text)
     with pytest.raises(InputError, match='holds no counts'):
