@@ -109,7 +109,11 @@ def published_rows(config: ConfigDict) -> list[dict[str, Any]]:
 
 
 def sessions_of(config: ConfigDict, task: Mapping[str, Any]) -> dict[str, Session]:
-  """Plain decoding, and each draft whose files are there; all of one target."""
+  """Plain decoding, and each draft whose files are there, by its name; all of one target.
+
+  Raises:
+    InputError: drafts of different targets or batches, or no draft.
+  """
   sessions: dict[str, Session] = {}
   for base in config.drafts:
     point = sweep.load_config(base)
@@ -122,10 +126,20 @@ def sessions_of(config: ConfigDict, task: Mapping[str, Any]) -> dict[str, Sessio
       point.sampling.update(temperature=task['temperature'], top_p=task['top_p'], max_new_tokens=config.max_new_tokens)
       point.sampling.stop = stop_strings(point.data)
     first = next(iter(sessions.values()), None)
-    sessions[point.drafter.name] = Session.from_config(point, first and (first.params.target, first.tokenizer))
+    if first and _shared(point) != _shared(first.config):
+      raise InputError(f'{base} differs from the drafts before it in target or engine.batch, which one table has one '
+                       'of: leave it out of drafts, or make them the same')
+    same = sum(name.split()[0] == point.drafter.name for name in sessions)
+    name = f'{point.drafter.name} {same + 1}' if same else point.drafter.name
+    sessions[name] = Session.from_config(point, first and (first.params.target, first.tokenizer))
   if not sessions:
     raise InputError('no draft of this config is there: train one, or add one that needs no training to drafts')
   return {PLAIN: next(iter(sessions.values())).plain()} | sessions
+
+
+def _shared(config: ConfigDict) -> tuple[Any, ...]:
+  """What all ways of decoding have in common."""
+  return config.target.to_dict(), config.engine.batch
 
 
 def scores_of(run: Timed, prompts: Sequence[Prompt], kind: str) -> tuple[str, np.ndarray]:
@@ -155,9 +169,9 @@ def measured_rows(config: ConfigDict, name: str, units_dir: str | None) -> list[
     row = bench.row_of(run, runs[0])
     difference = None if run is runs[0] else rouge.interval(values - plain_values)
     rows.append({
-        'task': name, 'setting': HERE, **row, 'metric': metric, 'measured_score': rouge.interval(values),
-        'measured_difference': difference, 'measured_ms_per_token': row['ms_per_token'],
-        'measured_speedup': row['speedup']})
+        'task': name, 'setting': HERE, **row, 'drafter': row['drafter'] if run is runs[0] else run.name,
+        'metric': metric, 'measured_score': rouge.interval(values), 'measured_difference': difference,
+        'measured_ms_per_token': row['ms_per_token'], 'measured_speedup': row['speedup']})
   return rows
 
 

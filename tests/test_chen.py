@@ -1,9 +1,11 @@
 """Table 1 and Figure 1 of Chen et al. (2023): the model of one parameter, the paper's rows, the toy's beside them."""
 
+import types
+
 from absl import flags
 import pytest
 
-from configs import chen_figure1, chen_table1, chinchilla
+from configs import chen_figure1, chen_table1, chinchilla, tiny
 from experiments import chen, sweep
 from experiments.published import CHEN_FIGURE_1, CHEN_TABLE_1
 from models.errors import InputError
@@ -81,6 +83,27 @@ def test_figure_of_given_rows(tmp_path):
   assert all(kinds(row) == {'published', 'predicted'} or kinds(row) == {'predicted'} for row in rows[3:])
   chen.draw(rows, str(tmp_path / 'figure.png'))
   assert (tmp_path / 'figure.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_drafts_of_one_kind_are_told_apart(monkeypatch):
+  """Two lookups are two ways; another target is no way of the first one's table."""
+  sources = {'a': 'random:tiny_target', 'b': 'random:tiny_target', 'c': 'random:tiny_draft'}
+
+  def load(base):
+    made = tiny.get_config('lookup').unlock()
+    made.target.source = sources[base]
+    return made
+
+  made = lambda point, _: types.SimpleNamespace(
+      config=point, params=types.SimpleNamespace(target=None), tokenizer=None, plain=lambda: None)
+  monkeypatch.setattr(sweep, 'load_config', load)
+  monkeypatch.setattr(chen.Session, 'from_config', made)
+  config = chen_table1.get_config('tiny').unlock()
+  config.drafts = ('a', 'b')
+  assert list(chen.sessions_of(config, config.tasks['xsum greedy'])) == ['plain', 'lookup', 'lookup 2']
+  config.drafts = ('a', 'c')
+  with pytest.raises(InputError, match='c differs from the drafts before it in target'):
+    chen.sessions_of(config, config.tasks['xsum greedy'])
 
 
 def test_summaries_of_the_toy():
