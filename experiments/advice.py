@@ -130,36 +130,33 @@ class Costs(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredCosts:
-  """Costs from passes over 1, 2, ... tokens of one row: a pass of a batch costs what one over as many tokens does.
+  """Costs of this machine, timed at some batches; those between are interpolated, of batches as of widths.
 
   Attributes:
-    tokens, seconds: of the passes that were timed, ascending; others are interpolated.
-    draft_seconds: of a whole draft of one row.
+    pass_seconds: by batch and width of the passes that were timed, ascending.
+    draft_seconds: of a whole draft, by batch.
     gamma: tokens of that draft.
     by_token: whether a shorter draft costs less, in proportion.
-    has_model: whether a draft grows with the batch as a target pass does; else in proportion.
-    most_batch: the largest batch to be asked about.
   """
 
-  tokens: tuple[int, ...]
-  seconds: tuple[float, ...]
-  draft_seconds: float
+  pass_seconds: dict[int, dict[int, float]]
+  draft_seconds: dict[int, float]
   gamma: int
   by_token: bool
-  has_model: bool
-  most_batch: int
 
   @property
   def batches(self) -> range:
-    return range(1, self.most_batch + 1)
+    return range(1, max(self.pass_seconds) + 1)
 
   def passes(self, batch: int, width: int) -> float:
-    return float(np.interp(batch * width, self.tokens, self.seconds))
+    return _between({timed: _between(seconds, width) for timed, seconds in self.pass_seconds.items()}, batch)
 
   def draft(self, batch: int, gamma: int) -> float:
-    share = gamma / self.gamma if self.by_token else 1.0
-    growth = self.passes(batch, 1) / self.passes(1, 1) if self.has_model else batch
-    return self.draft_seconds * share * growth
+    return _between(self.draft_seconds, batch) * (gamma / self.gamma if self.by_token else 1.0)
+
+
+def _between(values: dict[int, float], at: int) -> float:
+  return values[at] if at in values else float(np.interp(at, list(values), list(values.values())))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,9 @@
 The config has the target, the prompts, the sampling, the batch (`engine.batch`) and the first draft; of each of
 --drafts the sections drafter and accept are taken, engine.gamma and engine.widths. Every γ up to a draft's engine.gamma
 is weighed, so let it be generous. Three things are measured: what the drafts get accepted, by decoding the prompts once
-with each; passes over 1, 2, ... tokens; and a draft, alone. The rest follows (`experiments/advice.py`), and --check
-times the best γ of each draft against plain decoding.
+with each; passes over 1, 2, ... tokens of each row; and a draft, alone. Passes and drafts are timed at `engine.batch`,
+and for what is said of other batches with 1, 2, 4, ... --most_batch rows. The rest follows (`experiments/advice.py`),
+and --check times the best γ of each draft against plain decoding.
 
 With --topology the costs are those that `launch.plan` predicts for the slice, batch by batch (compiled one by one). The
 prompts are decoded on this machine; or, of a target that is too large for it, --counts names what an earlier run wrote
@@ -28,12 +29,13 @@ Fields of a row, one for each draft:
     measured_gamma, _tokens_per_pass            of the decoding that was counted
     measured_counts                             by prompt (`advice.Acceptance`), for --counts
     measured_plain_ms                           a pass over one token of each row
-    measured_draft_cost, _verify_cost, _v       c of a draft of `gamma` tokens; v(1), v(2), ... at `batch`; v(gamma + 1)
-    measured_arithmetic_bound_at                the smallest batch at which a pass over `gamma` + 1 tokens takes two
-                                                plain passes of one row: below it reading the weights decides
+    measured_draft_cost, _verify_cost, _v       c of a draft of `gamma` tokens; v(1), v(2), ... (of widths above 9 some
+                                                are interpolated); v(gamma + 1); all at `batch`
     measured_speedup                            with --check, at `gamma`
     predicted_speedup, _interval, _by_gamma     over plain decoding at `batch`; 95 % over prompts, costs as they are
     predicted_stops_paying_at                   the smallest batch at which `gamma` gains nothing
+    predicted_arithmetic_bound_at               the smallest batch at which a pass over `gamma` + 1 tokens takes two
+                                                plain passes of one row: below it reading the weights decides
     predicted_tree_speedup, tree                the best static tree of a draft with heads, and what it promises
 
 Costs of a slice have the names predicted_plain_ms and so on. A batch is null where none up to --most_batch is one.
@@ -67,13 +69,13 @@ from launch.slices.table import chip_alone, slice_of
 from launch.table import Column, print_table
 from launch.timing import measure
 from models.errors import InputError
-from specdec.drafters.protocol import Stateless
 from specdec.training.acceptance import acceptance_table
 from specdec.tree import TreeSpec
 from specdec.tree_planner import plan as plan_tree
 
 ACCEPTED_BY = ('rule', 'temperature', 'top_k', 'top_p')  # the fields of a row that acceptance depends on
-TIMED_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+TIMED_WIDTHS = (*range(1, 10), 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # at the config's batch
+FEW_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # at others
 HEADS = ('medusa', 'eagle')
 LEVELS, RANKS, MAX_NODES = 5, 8, 24  # of planned trees
 _interval = lambda pair: '-' if np.isnan(pair[0]) else f'{pair[0]:.2f}-{pair[1]:.2f}'
@@ -83,9 +85,10 @@ COLUMNS = (
     Column('measured_accepted', 'accepted by position, %', _percents),
     *[Column(f'{kind}_{name}', title if kind == 'measured' else f'predicted {title}', form)
       for kind in ('measured', 'predicted') for name, title, form in (
-          ('draft_cost', 'c', '.3f'), ('v', 'v(γ+1)', '.2f'), ('arithmetic_bound_at', 'arithmetic from batch', ''))],
-    Column('gamma', 'best γ'), Column('predicted_speedup', 'predicted speed-up', '.2f'),
-    Column('predicted_interval', '95 %', _interval), Column('predicted_stops_paying_at', 'gains nothing at batch'),
+          ('draft_cost', 'c', '.3f'), ('v', 'v(γ+1)', '.2f'))],
+    Column('predicted_arithmetic_bound_at', 'arithmetic from batch'), Column('gamma', 'best γ'),
+    Column('predicted_speedup', 'predicted speed-up', '.2f'), Column('predicted_interval', '95 %', _interval),
+    Column('predicted_stops_paying_at', 'gains nothing at batch'),
     Column('measured_speedup', 'measured speed-up', '.2f'))
 
 
@@ -193,28 +196,42 @@ def _judged_by(config: ConfigDict) -> dict[str, Any]:
 
 def measured_costs(candidates: Sequence[Candidate], prompts: Sequence[Prompt], most_batch: int,
                    repeats: int) -> list[MeasuredCosts]:
-  """Of each candidate; all parts are timed in turns, on the prompt of median length."""
-  widest = most_batch * max(one.session.engine.gamma + 1 for one in candidates)
-  exact = {one.session.engine.gamma + 1 for one in candidates}
-  tokens = sorted({1, widest} | exact | {width for width in TIMED_TOKENS if width < widest})
+  """Of each candidate, at the config's batch and at others up to `most_batch`, on the prompt of median length."""
+  session, batch = candidates[0].session, candidates[0].config.engine.batch
+  prompt = sorted(prompts, key=lambda prompt: len(session.encode(prompt)))[len(prompts) // 2]
+  batches = sorted({batch, most_batch} | {1 << power for power in range(most_batch.bit_length())})
+  passes, drafts = {}, {}
+  for each in track(batches, len(batches), 'timing'):
+    passes[each], drafts[each] = _timed(candidates, prompt, each, _widths(candidates, each == batch), repeats)
+  return [MeasuredCosts(passes, {each: drafts[each][one.name] for each in batches}, one.session.engine.gamma,
+                        one.by_token) for one in candidates]
+
+
+def _widths(candidates: Sequence[Candidate], all_of_them: bool) -> list[int]:
+  """Of passes that are timed: of all drafts, and for heads of all trees that could be planned; else a few of them."""
+  exact = {1} | {one.session.engine.gamma + 1 for one in candidates}
+  if all_of_them and any(one.config.drafter.name in HEADS for one in candidates):
+    exact.add(MAX_NODES + 1)
+  return sorted(exact | {width for width in (TIMED_WIDTHS if all_of_them else FEW_WIDTHS) if width < max(exact)})
+
+
+def _timed(candidates: Sequence[Candidate], prompt: Prompt, batch: int, widths: Sequence[int],
+           repeats: int) -> tuple[dict[int, float], dict[str, float]]:
+  """Seconds of a pass of each width and of a draft of each candidate, for so many rows; all timed in turns."""
   session = candidates[0].session
-  request = session.request([sorted(prompts, key=lambda prompt: len(session.encode(prompt)))[len(prompts) // 2]])
-  plain = session.plain()
-  longest = max(session.engine.capacity, len(request.prompts[0]) + widest)
+  plain, request = session.plain(), session.request([prompt] * batch)
+  longest = max(session.engine.capacity, len(request.prompts[0]) + max(widths))
   engine = dataclasses.replace(plain.engine, capacity=longest)
   passes = Parts(engine, plain.params, engine.start(plain.params, request))
-  functions = {f'pass {width}': functools.partial(passes.target_passes, width) for width in tokens}
+  functions = {f'pass {width}': functools.partial(passes.target_passes, width) for width in widths}
   drafts = {}
   for one in candidates:
     params = one.session.params_for(request)
     drafts[one.name] = Parts(one.session.engine, params, one.session.engine.start(params, request))
     functions[f'draft {one.name}'] = drafts[one.name].drafts
   times = measure(functions, repeats)
-  seconds = tuple(times[f'pass {width}'].median / PASSES for width in tokens)
-  return [MeasuredCosts(
-      tokens=tuple(tokens), seconds=seconds, gamma=one.session.engine.gamma, by_token=one.by_token,
-      draft_seconds=times[f'draft {one.name}'].median / drafts[one.name].drafts_per_call,
-      has_model=not isinstance(one.session.engine.drafter, Stateless), most_batch=most_batch) for one in candidates]
+  return ({width: times[f'pass {width}'].median / PASSES for width in widths},
+          {name: times[f'draft {name}'].median / parts.drafts_per_call for name, parts in drafts.items()})
 
 
 def planned_costs(config: ConfigDict, topology: str, assume: Sequence[str], batches: Sequence[int]) -> PlannedCosts:
@@ -258,7 +275,7 @@ def row_of(one: Candidate, costs: Costs) -> dict[str, Any]:
       f'{costs_are}_draft_cost': costs.draft(batch, gamma) / gamma / plain,
       f'{costs_are}_verify_cost': [costs.passes(batch, width) / plain for width in range(1, acceptance.gamma + 2)],
       f'{costs_are}_v': costs.passes(batch, gamma + 1) / plain,
-      f'{costs_are}_arithmetic_bound_at': advice.arithmetic_bound_at(costs, gamma), 'measured_speedup': None,
+      'predicted_arithmetic_bound_at': advice.arithmetic_bound_at(costs, gamma), 'measured_speedup': None,
       'predicted_speedup': by_gamma[gamma], 'predicted_by_gamma': by_gamma,
       'predicted_interval': advice.interval(acceptance, lambda some: advice.speedup(some, costs, batch, gamma)),
       'predicted_stops_paying_at': advice.stops_paying_at(acceptance, costs, gamma),
@@ -278,9 +295,8 @@ def _planned_tree(one: Candidate, costs: Costs, batch: int) -> dict[str, Any]:
     ids = one.session.encode(prompt)
     texts.append(Text(prompt.id, 'traffic', one.config.sampling.temperature, len(ids), (*ids, *said.token_ids)))
   ranks_NTM = held_out_ranks(one.session.params, one.session.tokenizer.num_tokens, rows(texts, ROW_TOKENS), levels)
-  nodes = min(MAX_NODES, costs.tokens[-1] // batch - 1)
   plain = costs.passes(batch, 1)
-  verify_cost = [costs.passes(batch, width) / plain for width in range(1, nodes + 2)]
+  verify_cost = [costs.passes(batch, width) / plain for width in range(1, MAX_NODES + 2)]
   draft_cost = costs.draft(batch, costs.gamma) / plain
   at_once = one.config.drafter.name == 'medusa'  # all levels of a draft cost what one does
   level_cost = 0.0 if at_once else draft_cost / drafter.tree.levels

@@ -1,6 +1,7 @@
 """`experiments.advise`: its statistics by hand, and the command on the toy."""
 
 import dataclasses
+import types
 
 from absl import flags
 import numpy as np
@@ -14,7 +15,7 @@ from models.errors import InputError
 from specdec import theory
 from specdec.metrics import Metrics
 
-FREE = MeasuredCosts((1, 100), (1.0, 1.0), 0.0, 4, True, True, 16)
+FREE = MeasuredCosts({1: {1: 1.0, 100: 1.0}, 16: {1: 1.0, 100: 1.0}}, {1: 0.0, 16: 0.0}, 4, True)
 
 
 def metrics(rounds, gamma=4, drafted=None, overlap=0.5) -> Metrics:
@@ -46,12 +47,12 @@ def test_counts_of_the_worked_example():
 
 
 def test_speedup_is_the_honest_form_of_theorem_3_8():
-  costs = MeasuredCosts((1, 2, 3, 4, 5, 10), (1.0, 1.1, 1.2, 1.3, 1.4, 2.4), 0.4, 4, True, True, 2)
+  costs = MeasuredCosts({1: {1: 1.0, 3: 1.2, 5: 1.4}, 2: {1: 1.1, 5: 2.4}}, {1: 0.4, 2: 0.44}, 4, True)
   counted = acceptance(WORKED)
   assert advice.speedup(counted, costs, 1, 0) == 1
   assert advice.speedup(counted, costs, 1, 4) == pytest.approx(theory.speedup_measured(3.2, 4, 0.1, 1.4))
   assert advice.speedup(counted, costs, 1, 2) == pytest.approx(theory.speedup_measured(2.4, 2, 0.1, 1.2))
-  # Two rows: passes over 2 and 10 tokens, the draft grows as the plain pass does.
+  # Two rows: passes and drafts of their own.
   assert advice.speedup(counted, costs, 2, 4) == pytest.approx(3.2 * 1.1 / (2.4 + 0.4 * 1.1))
 
 
@@ -74,7 +75,7 @@ def test_best_gamma_is_that_of_the_formula(alpha, draft_cost):
   text = dataclasses.replace(
       metrics((0,), most), passes=10**6, emitted=10**6 + sum(kept), accepted=sum(kept), accepted_at=tuple(kept),
       drafted_at=(10**6,) * most, passes_by_width=(0, 10**6))
-  costs = MeasuredCosts((1, most + 1), (1.0, 1.0), most * draft_cost, most, True, True, 1)
+  costs = MeasuredCosts({1: {1: 1.0, most + 1: 1.0}}, {1: most * draft_cost}, most, True)
   counted = acceptance(text, widths=(1, most + 1))
   best = advice.best_gamma(counted, costs, 1)
   assert best == max(theory.optimal_gamma(alpha, draft_cost, most), 1)
@@ -91,13 +92,49 @@ def test_mean_of_largest_by_enumeration():
 
 def test_crossover_by_hand():
   """A pass over n tokens takes 8 + n: three tokens a step of five, so 3 (8 + B) > 8 + 5 B while B < 8."""
-  costs = MeasuredCosts((1, 200), (9.0, 208.0), 0.0, 4, True, True, 16)
+  costs = MeasuredCosts({batch: {1: 8.0 + batch, 5: 8.0 + 5 * batch} for batch in (1, 16)}, {1: 0.0, 16: 0.0}, 4, True)
   counted = acceptance(metrics((2, 2, 2, 2)), widths=(5,))
   assert advice.speedup(counted, costs, 7, 4) > 1 > advice.speedup(counted, costs, 9, 4)
   assert advice.stops_paying_at(counted, costs, 4) == 8
-  assert advice.stops_paying_at(counted, dataclasses.replace(costs, most_batch=7), 4) is None
+  few = MeasuredCosts({batch: {1: 8.0 + batch, 5: 8.0 + 5 * batch} for batch in (1, 7)}, {1: 0.0}, 4, True)
+  assert advice.stops_paying_at(counted, few, 4) is None
   assert advice.arithmetic_bound_at(costs, 4) == 2  # 8 + 5 B >= 18
   assert advice.arithmetic_bound_at(FREE, 4) is None
+
+
+def test_crossover_of_a_real_sweep():
+  """From a pass and a draft alone at each batch, and what was accepted at batch 1: where the sweep itself has it."""
+  rows = results.read_rows('experiments/results/sweep_batch.jsonl')
+  passes = {row['batch']: {1: row['plain_pass_ms'], 8: row['plain_pass_ms'] * row['verify_cost']} for row in rows}
+  drafts = {row['batch']: 7 * row['draft_cost'] * row['plain_pass_ms'] for row in rows}
+  one = rows[0]
+  kept = tuple(round(share * one['drafted'] / 7) for share in one['accepted_per_position'])
+  text = dataclasses.replace(
+      metrics((0,), 7), passes=sum(one['passes_by_width'].values()), emitted=one['new_tokens'], accepted_at=kept,
+      drafted_at=(one['drafted'] // 7,) * 7, passes_by_width=tuple(one['passes_by_width'].values()))
+  counted = acceptance(text, widths=(1, 8))
+  costs = MeasuredCosts(passes, drafts, 7, by_token=False)
+  real = next(row['batch'] for row in rows if row['speedup'] < 1)
+  assert real // 2 < advice.stops_paying_at(counted, costs, 7) <= real
+
+
+def test_batch_of_the_config_is_timed(monkeypatch):
+  """Every pass and draft at `engine.batch` is a call of its own; at the others, powers of two, some widths are."""
+  calls = []
+
+  def timed(candidates, prompt, batch, widths, repeats):
+    calls.append((batch, widths))
+    return dict.fromkeys(widths, float(batch)), {one.name: batch / 10 for one in candidates}
+
+  monkeypatch.setattr(advise, '_timed', timed)
+  config = tiny.get_config('lookup')
+  config.engine.batch = 3
+  session = types.SimpleNamespace(engine=types.SimpleNamespace(gamma=7, drafter=types.SimpleNamespace(name='lookup')),
+                                  encode=list)
+  one = advise.Candidate('lookup', config, acceptance(WORKED), session)
+  costs, = advise.measured_costs([one], ['abc', 'a', 'ab'], 6, 1)
+  assert calls == [(1, [1, 2, 4, 8]), (2, [1, 2, 4, 8]), (3, [*range(1, 9)]), (4, [1, 2, 4, 8]), (6, [1, 2, 4, 8])]
+  assert [costs.passes(3, 5), costs.draft(3, 4), costs.passes(5, 1)] == [3, .3, 5]
 
 
 def test_interval_over_prompts():
