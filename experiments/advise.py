@@ -21,6 +21,7 @@ by --json_out, on some slice or with a smaller target whose drafts are accepted 
 Fields of a row, one for each draft:
 
     draft, rule, batch, prompts                 as asked for
+    most_batch                                  as asked for, or the largest power of two that fits on the slice
     temperature, top_k, top_p                   as asked for
     gamma                                       the best, by prediction
     measured_overlap, _overlap_interval         alpha: mean of sum min(target, draft), 95 % bootstrap over prompts;
@@ -54,7 +55,7 @@ import numpy as np
 
 from experiments import advice
 from experiments.advice import Acceptance, Costs, MeasuredCosts, PlannedCosts
-from experiments.plan_tree import ROW_TOKENS, held_out_ranks
+from experiments.plan_tree import ROW_TOKENS, held_out_ranks, takes_likeliest
 from experiments.sweep import load_config
 from launch import bench, cli, results
 from launch.compile_ahead import need_compiler
@@ -64,11 +65,13 @@ from launch.parts import PASSES, Parts
 from launch.plan import plan as plan_slice
 from launch.progress import track
 from launch.prompts import Prompt, load_prompts
-from launch.session import Completion, Session
+from launch.session import Completion, Session, check_finite
 from launch.slices.table import chip_alone, slice_of
 from launch.table import Column, print_table
 from launch.timing import measure
 from models.errors import InputError
+from specdec.drafters import Lookup
+from specdec.drafters.protocol import Drafter
 from specdec.training.acceptance import acceptance_table
 from specdec.tree import TreeSpec
 from specdec.tree_planner import plan as plan_tree
@@ -114,7 +117,7 @@ class Candidate:
   @property
   def by_token(self) -> bool:
     """Whether a shorter draft takes less time, in proportion."""
-    return not self.acceptance.is_tree and self.session.engine.drafter.name in ('model', 'eagle')
+    return not self.acceptance.whole and self.session.engine.drafter.name in ('model', 'eagle')
 
 
 def draft_configs(config: ConfigDict, others: Sequence[str]) -> dict[str, ConfigDict]:
@@ -158,11 +161,15 @@ def candidates_of(configs: dict[str, ConfigDict], prompts: Sequence[Prompt], her
     shared = (found[0].session.params.target, found[0].session.tokenizer) if found else None
     session = Session.from_config(alone, shared if not config.drafter.get('taps') else None)
     texts, engine = session.generate(prompts), session.engine
-    if any(text.reason == 'error' for text in texts):
-      raise RunError(f'{name}: a text ended in numbers that are not finite, so no advice can rest on it')
-    acceptance = Acceptance.of([text.metrics for text in texts], engine.verify_widths, engine.drafter.is_tree)
+    check_finite(name, texts)
+    acceptance = Acceptance.of([text.metrics for text in texts], engine.verify_widths, drafts_whole(engine.drafter))
     found.append(Candidate(name, config, acceptance, session, prompts, texts))
   return found
+
+
+def drafts_whole(drafter: Drafter) -> bool:
+  """Whether a shorter draft is no part of a longer one: a tree, or a copy that must have its full length."""
+  return drafter.is_tree or (isinstance(drafter, Lookup) and not drafter.partial)
 
 
 def counted(configs: dict[str, ConfigDict], path: str) -> list[Candidate]:
@@ -234,39 +241,46 @@ def _timed(candidates: Sequence[Candidate], prompt: Prompt, batch: int, widths: 
           {name: times[f'draft {name}'].median / parts.drafts_per_call for name, parts in drafts.items()})
 
 
-def planned_costs(config: ConfigDict, topology: str, assume: Sequence[str], batches: Sequence[int]) -> PlannedCosts:
-  """Predicted for a slice.
+def planned_costs(config: ConfigDict, topology: str, assume: Sequence[str], most_batch: int) -> PlannedCosts:
+  """Predicted for a slice: of the config's batch and of 1, 2, 4, ... `most_batch` rows, as far as they fit.
 
   Raises:
     InputError: a config that does not fit, or other wrong input.
   """
-  made, seconds = chip_alone(topology) or slice_of(topology), []
-  for batch in track(batches, len(batches), 'planning'):
+  made, given = chip_alone(topology) or slice_of(topology), config.engine.batch
+  others = [1 << power for power in range(most_batch.bit_length()) if 1 << power != given]
+  seconds: dict[int, list[float]] = {}
+  for batch in track([given, *others], len(others) + 1, 'planning'):
     point = config.copy_and_resolve_references()
     point.engine.batch = batch
     facts = plan_slice(point, made, assume, wanted=('speculative', 'plain'))
-    if not facts['fits']:
+    if facts['fits']:
+      seconds[batch] = _planned_seconds(facts)
+    elif batch == given:
       raise InputError(f'engine.batch={batch}: {facts["problem"]}')
-    first, draft = (facts[f'predicted_ms_{name}'] for name in ('draft_first', 'draft'))
-    # Of a model the first pass and the others; of heads the whole draft at once.
-    drafts = (first, draft or 0.0) if first is not None else (draft or 0.0, 0.0)
-    seconds.append([facts['predicted_ms_plain'], facts['predicted_ms_verify'], *drafts])
-  by_batch = [dict(zip(batches, np.divide(column, 1e3).tolist(), strict=True)) for column in zip(*seconds, strict=True)]
-  return PlannedCosts(*by_batch)
+    elif batch > given:
+      cli.say(f'no more than {max(seconds)} rows are planned: {batch} do not fit on {topology}')
+      break
+  return PlannedCosts(*({batch: of_batch[part] for batch, of_batch in seconds.items()} for part in range(4)))
+
+
+def _planned_seconds(facts: dict[str, Any]) -> list[float]:
+  """Plain pass, verify pass, first drafted token and each further one; of heads the whole draft at once is first."""
+  first, draft = (facts[f'predicted_ms_{name}'] for name in ('draft_first', 'draft'))
+  drafts = (first, draft or 0.0) if first is not None else (draft or 0.0, 0.0)
+  return [milliseconds / 1e3 for milliseconds in (facts['predicted_ms_plain'], facts['predicted_ms_verify'], *drafts)]
 
 
 def row_of(one: Candidate, costs: Costs) -> dict[str, Any]:
   """The fields that the module names, but for what --check measures."""
   batch, acceptance = one.config.engine.batch, one.acceptance
-  if batch not in costs.batches:
-    raise InputError(f'engine.batch={batch} is beyond --most_batch={max(costs.batches)}: raise it')
   gamma = advice.best_gamma(acceptance, costs, batch)
   by_gamma = {each: advice.speedup(acceptance, costs, batch, each) for each in acceptance.gammas}
   plain = costs.passes(batch, 1)
   costs_are = 'measured' if isinstance(costs, MeasuredCosts) else 'predicted'
   return {
-      'draft': one.name, **_judged_by(one.config), 'batch': batch, 'prompts': len(acceptance),
-      'gamma': gamma, 'measured_overlap': acceptance.overlap,
+      'draft': one.name, **_judged_by(one.config), 'batch': batch, 'most_batch': max(costs.batches),
+      'prompts': len(acceptance), 'gamma': gamma, 'measured_overlap': acceptance.overlap,
       'measured_overlap_interval': advice.interval(acceptance, lambda some: some.overlap),
       'measured_accepted': acceptance.conditional_M,
       'measured_accepted_intervals': advice.position_intervals(acceptance), 'measured_gamma': acceptance.gamma,
@@ -283,11 +297,14 @@ def row_of(one: Candidate, costs: Costs) -> dict[str, Any]:
 
 
 def _planned_tree(one: Candidate, costs: Costs, batch: int) -> dict[str, Any]:
-  """The best static tree for heads by what they get right on the texts that were decoded; nothing for other drafts."""
+  """The best static tree for heads by what they get right on the texts that were decoded.
+
+  Nothing for other drafts, and for children that are drawn, which are not kept as often as the likeliest are right.
+  """
   if one.config.drafter.name not in HEADS or not isinstance(costs, MeasuredCosts):
     return {}  # a plan knows passes of the config's own tree only
   drafter = one.session.engine.drafter
-  if not isinstance(drafter.tree, TreeSpec):
+  if not isinstance(drafter.tree, TreeSpec) or not takes_likeliest(one.session):
     return {}
   levels = min(LEVELS, one.config.drafter.num_heads) if one.config.drafter.name == 'medusa' else LEVELS
   texts = []
@@ -309,7 +326,7 @@ def check(one: Candidate, gamma: int, repeats: int) -> float:
   config = one.config.copy_and_resolve_references()
   config.engine.gamma = gamma
   config.engine.widths = tuple(width for width in config.engine.widths if width <= gamma + 1)
-  if config.drafter.name in HEADS and not one.acceptance.is_tree:
+  if config.drafter.name in HEADS and not one.acceptance.whole:
     config.drafter.tree = tuple((0,) * depth for depth in range(1, gamma + 1))
   target = None if config.drafter.get('taps') else (one.session.params.target, one.session.tokenizer)
   return bench.compare({one.name: Session.from_config(config, target)}, one.prompts, repeats)[-1]['speedup']
@@ -320,7 +337,7 @@ def _speedup(row: dict[str, Any]) -> float:
   return row['predicted_speedup'] if row['measured_speedup'] is None else row['measured_speedup']
 
 
-def verdict(rows_found: Sequence[dict[str, Any]], most_batch: int) -> str:
+def verdict(rows_found: Sequence[dict[str, Any]]) -> str:
   """One sentence, which recommends no draft that is not faster than plain decoding, or expected to be."""
   best = max(rows_found, key=_speedup)
   batch, ends, low = best['batch'], best['predicted_stops_paying_at'], best['predicted_interval'][0]
@@ -336,7 +353,8 @@ def verdict(rows_found: Sequence[dict[str, Any]], most_batch: int) -> str:
     return (f'Speculation may pay at batch {batch}: {what}: {gain}, but the interval reaches down to no gain: measure '
             f'more prompts{check}.')
   until = (f'it gains nothing from batch {ends} on' if ends is not None and ends > batch else
-           f'it still pays at batch {most_batch}' if ends is None else f'though it gains nothing at batch {ends}')
+           f'it still pays at batch {best["most_batch"]}' if ends is None else
+           f'though it gains nothing at batch {ends}')
   return f'Speculation pays at batch {batch}: {what}: {gain}, and by prediction {until}.'
 
 
@@ -347,36 +365,49 @@ def _gain(row: dict[str, Any]) -> str:
   return said if row['measured_speedup'] is None else f'{said}, measured {row["measured_speedup"]:.2f}'
 
 
-def advise(config: ConfigDict, others: Sequence[str], most_batch: int, repeats: int, checks: bool = False,
-           topology: str = '', assume: Sequence[str] = (), counts: str = '') -> dict[str, Any]:
-  """Rows and verdict; see the flags.
+def advise(config: ConfigDict, others: Sequence[str], most_batch: int, repeats: int, topology: str = '',
+           assume: Sequence[str] = (), counts: str = '') -> tuple[list[Candidate], list[dict[str, Any]]]:
+  """The drafts, and a row for each, without what --check measures; see the flags.
 
   Raises:
     InputError: whatever is wrong with configs, prompts or slice.
     RunError: texts ended in numbers that are not finite.
   """
+  if config.engine.batch > most_batch:
+    raise InputError(f'engine.batch={config.engine.batch} is beyond --most_batch={most_batch}: raise it')
   configs = draft_configs(config, others)
   prompts = () if counts else load_prompts(config.data)
   candidates = counted(configs, counts) if counts else candidates_of(configs, prompts, here=not topology)
-  if topology:
-    batches = sorted({config.engine.batch} | {1 << power for power in range(most_batch.bit_length())})
-    costs = [planned_costs(one.config, topology, assume, batches) for one in candidates]
-  else:
-    costs = measured_costs(candidates, prompts, most_batch, repeats)
-  found = [row_of(one, cost) for one, cost in zip(candidates, costs, strict=True)]
-  if checks:
+  costs = ([planned_costs(one.config, topology, assume, most_batch) for one in candidates] if topology else
+           measured_costs(candidates, prompts, most_batch, repeats))
+  return candidates, [row_of(one, cost) for one, cost in zip(candidates, costs, strict=True)]
+
+
+def check_all(candidates: Sequence[Candidate], found: Sequence[dict[str, Any]], repeats: int) -> None:
+  """Adds to each row what its γ really gains; what was counted outlives a check that fails.
+
+  Raises:
+    RunError: texts ended in numbers that are not finite.
+  """
+  try:
     for one, row in zip(candidates, found, strict=True):
       row['measured_speedup'] = check(one, row['gamma'], repeats)
-  return {'verdict': verdict(found, most_batch), 'rows': found, **results.environment()}
+  except RunError:
+    write(found)
+    raise
 
 
-def show(advised: dict[str, Any]) -> None:
-  print_table(advised['rows'], COLUMNS, file=cli.output(), marked=lambda row: not _speedup(row) > 1)
-  for row in advised['rows']:
+def write(found: Sequence[dict[str, Any]]) -> None:
+  cli.write_json({'verdict': verdict(found), 'rows': found, **results.environment()})
+
+
+def show(found: Sequence[dict[str, Any]]) -> None:
+  print_table(found, COLUMNS, file=cli.output(), marked=lambda row: not _speedup(row) > 1)
+  for row in found:
     if row.get('tree'):
       cli.say(f'{row["draft"]}: the best static tree has {len(row["tree"])} nodes and promises '
               f'{row["predicted_tree_speedup"]:.2f} times the speed of plain decoding (drafter.tree and engine.gamma)')
-  cli.say(advised['verdict'])
+  cli.say(verdict(found))
 
 
 def main() -> None:
@@ -389,10 +420,12 @@ def main() -> None:
   elif ASSUME.value or COUNTS.value:
     raise InputError(f'--{"assume" if ASSUME.value else "counts"} is for a slice: name one by --topology, or leave it '
                      'out')
-  advised = advise(config, DRAFTS.value, MOST_BATCH.value, REPEATS.value, CHECK.value, TOPOLOGY.value, ASSUME.value,
-                   COUNTS.value)
-  show(advised)
-  cli.write_json(advised)
+  candidates, found = advise(config, DRAFTS.value, MOST_BATCH.value, REPEATS.value, TOPOLOGY.value, ASSUME.value,
+                             COUNTS.value)
+  if CHECK.value:
+    check_all(candidates, found, REPEATS.value)
+  write(found)
+  show(found)
 
 
 if __name__ == '__main__':

@@ -7,13 +7,16 @@ from absl import flags
 import numpy as np
 import pytest
 
-from configs import tiny
+from configs import smollm2, tiny
 from experiments import advice, advise
 from experiments.advice import Acceptance, MeasuredCosts, PlannedCosts
 from launch import results
+from launch.errors import RunError
 from models.errors import InputError
 from specdec import theory
+from specdec.drafters import Lookup, LookupTree
 from specdec.metrics import Metrics
+from specdec.tree import TreeSpec
 
 FREE = MeasuredCosts({1: {1: 1.0, 100: 1.0}, 16: {1: 1.0, 100: 1.0}}, {1: 0.0, 16: 0.0}, 4, True)
 
@@ -30,8 +33,8 @@ def metrics(rounds, gamma=4, drafted=None, overlap=0.5) -> Metrics:
       overlap_sum=overlap * sum(tested), passes_by_width=(narrow, len(rounds) - narrow))
 
 
-def acceptance(*texts: Metrics, widths=(1, 5), is_tree=False) -> Acceptance:
-  return Acceptance.of(texts, widths, is_tree)
+def acceptance(*texts: Metrics, widths=(1, 5), whole=False) -> Acceptance:
+  return Acceptance.of(texts, widths, whole)
 
 
 WORKED = metrics((4, 0, 2, 4, 1))  # the example of specdec/metrics.py
@@ -60,7 +63,7 @@ def test_a_step_without_a_draft_runs_the_narrow_pass():
   counted = acceptance(metrics((4, 0, 0, 2), drafted=[4, 0, 0, 2]))
   assert counted.width_law(4, 1) == pytest.approx({1: .5, 5: .5})
   assert counted.width_law(4, 2) == pytest.approx({1: .25, 5: .75}), 'both rows must draft nothing'
-  tree = dataclasses.replace(counted, is_tree=True)
+  tree = dataclasses.replace(counted, whole=True)
   assert tree.width_law(4, 2) == pytest.approx({1: .25, 5: .75}) and tree.gammas == [4]
   several = dataclasses.replace(counted, widths=(1, 3, 5))
   assert several.width_law(4, 1) == pytest.approx({1: .5, 3: .25, 5: .25})
@@ -160,8 +163,8 @@ def test_planned_costs():
 
 
 def row(speedup, low, high, ends=None, measured=None, prompts=5, draft='lookup', costs='measured'):
-  return {'draft': draft, 'gamma': 5, 'batch': 1, 'prompts': prompts, 'measured_speedup': measured,
-          f'{costs}_plain_ms': 1.0, 'predicted_speedup': speedup, 'predicted_interval': (low, high),
+  return {'draft': draft, 'gamma': 5, 'batch': 1, 'most_batch': 16, 'prompts': prompts, f'{costs}_plain_ms': 1.0,
+          'measured_speedup': measured, 'predicted_speedup': speedup, 'predicted_interval': (low, high),
           'predicted_stops_paying_at': ends}
 
 
@@ -185,13 +188,13 @@ NAN = float('nan')
     ([row(1.6, NAN, NAN, prompts=1)], 'may pay at batch 1: lookup with γ=5: predicted 1.60 times the speed of plain '
      'decoding, on 1 of your prompts, too few to speak for others: measure more prompts (5 or more).')])
 def test_verdict(rows, said):
-  assert said in advise.verdict(rows, 16)
+  assert said in advise.verdict(rows)
 
 
 @pytest.mark.parametrize('speedup', [0.0, .5, 1.0, float('nan')])
 def test_no_verdict_recommends_what_does_not_gain(speedup):
-  assert 'decode plainly' in advise.verdict([row(speedup, .5, 1.5)], 16)
-  assert 'decode plainly' in advise.verdict([row(1.5, 1.4, 1.6, measured=speedup)], 16)
+  assert 'decode plainly' in advise.verdict([row(speedup, .5, 1.5)])
+  assert 'decode plainly' in advise.verdict([row(1.5, 1.4, 1.6, measured=speedup)])
 
 
 def test_on_the_toy():
@@ -199,15 +202,16 @@ def test_on_the_toy():
   config = tiny.get_config('lookup')
   config.sampling.max_new_tokens, config.engine.capacity = 12, 256
   config.data.text = 'to be or not to be'
-  advised = advise.advise(config, ['configs/tiny.py:self', 'configs/tiny.py:none'], 2, 1, checks=True)
-  assert [row['draft'] for row in advised['rows']] == ['lookup', 'self']
-  for row in advised['rows']:
+  candidates, rows = advise.advise(config, ['configs/tiny.py:self', 'configs/tiny.py:none'], 2, 1)
+  advise.check_all(candidates, rows, 1)
+  assert [row['draft'] for row in rows] == ['lookup', 'self']
+  for row in rows:
     assert 1 <= row['gamma'] <= 4 and len(row['measured_verify_cost']) == 5 and row['measured_verify_cost'][0] == 1
     assert row['predicted_speedup'] == max(row['predicted_by_gamma'].values())
     assert np.isnan(row['predicted_interval']).all()  # of one prompt
     assert row['measured_tokens_per_pass'] >= 1 and row['measured_speedup'] > 0
     assert len(row['measured_accepted']) == len(row['measured_accepted_intervals']) == 4
-  advise.show(advised)
+  advise.show(rows)
 
 
 def facts(batch, fits=True):
@@ -226,8 +230,7 @@ def test_a_slice_from_counts(tmp_path, monkeypatch):
   monkeypatch.setattr(advise, 'load_prompts', None)
   config = tiny.get_config('self')
   config.engine.gamma = 4
-  advised = advise.advise(config, [], 8, 1, topology='v4-32', counts=str(file))
-  row, = advised['rows']
+  _, (row,) = advise.advise(config, [], 8, 1, topology='v4-32', counts=str(file))
   assert row['predicted_by_gamma'][4] == pytest.approx(3.2 * 11 / (15 + 2 + 3 * 1))
   assert row['predicted_plain_ms'] == 11 and row['measured_tokens_per_pass'] == 3.2 and 'measured_v' not in row
   assert [row['prompts'], row['predicted_stops_paying_at']] == [1, None]
@@ -245,9 +248,90 @@ def test_a_slice_from_counts(tmp_path, monkeypatch):
     file.write_text(text)
     with pytest.raises(InputError, match='holds no counts'):
       advise.counted({'self': config}, str(file))
-  monkeypatch.setattr(advise, 'plan_slice', lambda config, *_, **__: facts(1, fits=False))
-  with pytest.raises(InputError, match=r'engine.batch=1: too big'):
-    advise.planned_costs(config, 'v4-32', (), [1])
+
+
+def test_batches_that_do_not_fit(monkeypatch, capsys):
+  """The config's own is refused; a larger one ends the plan, with a word."""
+  flags.FLAGS.mark_as_parsed()
+  planned = []
+
+  def plan(config, *_, **__):
+    planned.append(config.engine.batch)
+    return facts(config.engine.batch, fits=config.engine.batch < 8)
+
+  monkeypatch.setattr(advise, 'plan_slice', plan)
+  config = tiny.get_config('self')
+  config.engine.batch = 3
+  costs = advise.planned_costs(config, 'v4-32', (), 32)
+  assert planned == [3, 1, 2, 4, 8] and costs.batches == [1, 2, 3, 4]
+  assert 'no more than 4 rows are planned: 8 do not fit on v4-32' in capsys.readouterr().out
+  config.engine.batch = 9
+  with pytest.raises(InputError, match=r'engine.batch=9: too big'):
+    advise.planned_costs(config, 'v4-32', (), 32)
+
+
+def test_a_batch_past_the_largest_is_refused_first(monkeypatch):
+  monkeypatch.setattr(advise, 'load_prompts', None)
+  config = tiny.get_config('lookup')
+  config.engine.batch = 32
+  with pytest.raises(InputError, match=r'engine\.batch=32 is beyond --most_batch=16'):
+    advise.advise(config, [], 16, 1)
+
+
+def test_lookup_of_whole_drafts_has_one_gamma():
+  """What is found for four tokens is not what is found for two."""
+  assert not advise.drafts_whole(Lookup(partial=True)) and advise.drafts_whole(LookupTree(partial=True, branches=2))
+  assert advise.drafts_whole(Lookup(partial=False)) and acceptance(WORKED, whole=True).gammas == [4]
+
+
+def test_check_times_what_was_asked_for(monkeypatch):
+  """γ and the widths that it has room for, at the config's batch; of heads a chain as long."""
+  seen = []
+  monkeypatch.setattr(advise.Session, 'from_config', lambda config, target: seen.append(config) or config)
+  monkeypatch.setattr(advise.bench, 'compare', lambda sessions, prompts, repeats: [{'speedup': 1}, {'speedup': 1.5}])
+  session = types.SimpleNamespace(params=types.SimpleNamespace(target=None), tokenizer=None)
+  config = tiny.get_config('lookup')
+  config.engine.batch, config.engine.widths = 3, (1, 3, 5)
+  assert advise.check(advise.Candidate('lookup', config, acceptance(WORKED), session), 2, 1) == 1.5
+  heads = smollm2.get_config('medusa')
+  advise.check(advise.Candidate('medusa', heads, acceptance(WORKED), session), 3, 1)
+  assert [(one.engine.gamma, one.engine.widths, one.engine.batch) for one in seen] == [(2, (1, 3), 3), (3, (1,), 1)]
+  assert seen[1].drafter.tree == ((0,), (0, 0), (0, 0, 0)) and config.engine.gamma == 4
+
+
+def test_counts_outlive_a_check_that_fails(monkeypatch):
+  written = []
+
+  def check(one, gamma, repeats):
+    if one == 'b':
+      raise RunError('not finite')
+    return 1.5
+
+  monkeypatch.setattr(advise, 'check', check)
+  monkeypatch.setattr(advise.cli, 'write_json', written.append)
+  found = [row(1.6, 1.5, 1.7), row(1.2, 1.1, 1.3)]
+  with pytest.raises(RunError):
+    advise.check_all(['a', 'b'], found, 1)
+  assert [one['measured_speedup'] for one in written[0]['rows']] == [1.5, None]
+
+
+def test_planned_tree(monkeypatch):
+  """Heads that are always right twice, and passes that cost alike: a chain of two; nothing for drawn children."""
+  ranks_NTM = np.stack([np.zeros((2, 20), int), np.zeros((2, 20), int), np.full((2, 20), 9)], axis=-1)
+  monkeypatch.setattr(advise, 'held_out_ranks', lambda *_: ranks_NTM)
+  monkeypatch.setattr(advise, 'rows', lambda *_: ())
+  drafter = types.SimpleNamespace(tree=TreeSpec.chain(2), draws=False)
+  config = smollm2.get_config('medusa')
+  config.sampling.temperature = 1.0
+  session = types.SimpleNamespace(engine=types.SimpleNamespace(drafter=drafter), params=None, config=config,
+                                  tokenizer=types.SimpleNamespace(num_tokens=10))
+  one = advise.Candidate('medusa', config, acceptance(WORKED), session)
+  found = advise._planned_tree(one, FREE, 1)
+  assert found['tree'] == ((0,), (0, 0)) and found['predicted_tree_speedup'] == pytest.approx(3, rel=.1)
+  drafter.draws = True
+  assert advise._planned_tree(one, FREE, 1) == {}
+  config.sampling.temperature = 0.0
+  assert 'tree' in advise._planned_tree(one, FREE, 1)
 
 
 def test_wrong_input():
