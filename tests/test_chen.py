@@ -1,5 +1,6 @@
 """Table 1 and Figure 1 of Chen et al. (2023): the model of one parameter, the paper's rows, the toy's beside them."""
 
+import sys
 import types
 
 from absl import flags
@@ -100,6 +101,13 @@ def test_times_outlive_scores_that_mean_nothing(monkeypatch, capsys):
   assert [row['measured_score'].mean for row in rows] == pytest.approx([.15, .25, .15])
   assert rows[0]['measured_difference'] is None
   assert [row['measured_difference'].mean for row in rows[1:]] == pytest.approx([.1, 0])
+
+
+def test_a_missing_package_is_said_before_the_work(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'rouge_score', None)
+  monkeypatch.setattr(chen, 'measured_rows', None)
+  with pytest.raises(InputError, match='pip install rouge-score'):
+    chen.table(chen_table1.get_config('tiny'), None, None)
 
 
 def test_sweep_of_the_figure():
