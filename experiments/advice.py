@@ -5,8 +5,9 @@ and a batch is done when its slowest row is. So at batch B, with t(B, w) the tim
 
     speed-up = E[longest of B texts] t(B, 1) / (E[most steps of B] (E[t(B, w)] + draft(B, γ)))
 
-Of a draft of M tokens everything about a shorter one follows: its first γ tokens are the same ones (measured
-acceptance by position, in the place of one alpha: Leviathan et al., 2023, equation 1 without its assumption).
+Of a draft of M tokens that may be cut everything about a shorter one follows: its first γ tokens are the same ones
+(measured acceptance by position, in the place of one alpha: Leviathan et al., 2023, equation 1 without its assumption).
+Of others, which are `whole`, nothing is said but at M.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 from specdec.metrics import Metrics
 
 RESAMPLES, LEVEL = 2_000, 0.95
+FEWEST_PROMPTS = 5  # whose resamples say anything about other prompts
 ARITHMETIC = 2.0  # plain passes that a pass takes once the reading of weights is half of it
 
 
@@ -30,7 +32,7 @@ class Acceptance:
     drafted_PM, tested_PM, accepted_PM: by position of the draft.
     passes_PW: by verify width.
     widths: the verify widths, ascending; the last is that of the whole draft.
-    is_tree: a tree has its shape; a chain may be cut.
+    whole: a shorter draft is no part of this one, as of trees; else it is its beginning.
   """
 
   emitted_P: np.ndarray
@@ -42,13 +44,13 @@ class Acceptance:
   accepted_PM: np.ndarray
   passes_PW: np.ndarray
   widths: tuple[int, ...]
-  is_tree: bool
+  whole: bool
 
   @classmethod
-  def of(cls, metrics: Sequence[Metrics], widths: tuple[int, ...], is_tree: bool) -> 'Acceptance':
+  def of(cls, metrics: Sequence[Metrics], widths: tuple[int, ...], whole: bool) -> 'Acceptance':
     column = lambda name: np.array([getattr(one, name) for one in metrics], float)
     return cls(column('emitted'), column('passes'), column('tested'), column('overlap_sum'), column('drafted_at'),
-               column('tested_at'), column('accepted_at'), column('passes_by_width'), widths, is_tree)
+               column('tested_at'), column('accepted_at'), column('passes_by_width'), widths, whole)
 
   @classmethod
   def from_counts(cls, counts: dict[str, Any]) -> 'Acceptance':
@@ -57,8 +59,8 @@ class Acceptance:
     Raises:
       KeyError, TypeError, ValueError: not all fields, others, or no counts.
     """
-    arrays = {name: np.array(value, float) for name, value in counts.items() if name not in ('widths', 'is_tree')}
-    found = cls(**arrays, widths=tuple(map(int, counts['widths'])), is_tree=bool(counts['is_tree']))
+    arrays = {name: np.array(value, float) for name, value in counts.items() if name not in ('widths', 'whole')}
+    found = cls(**arrays, widths=tuple(map(int, counts['widths'])), whole=bool(counts['whole']))
     if not len(found) or any(len(array) != len(found) for array in arrays.values()):
       raise ValueError('counts of different numbers of prompts')
     return found
@@ -69,7 +71,7 @@ class Acceptance:
   def take(self, index: np.ndarray) -> 'Acceptance':
     """The prompts of these numbers, some perhaps more than once."""
     arrays = {field.name: getattr(self, field.name)[index] for field in dataclasses.fields(self)
-              if field.name not in ('widths', 'is_tree')}
+              if field.name not in ('widths', 'whole')}
     return dataclasses.replace(self, **arrays)
 
   @property
@@ -79,7 +81,7 @@ class Acceptance:
   @property
   def gammas(self) -> list[int]:
     """Those that the counts tell about, from 1."""
-    return [self.gamma] if self.is_tree else list(range(1, self.gamma + 1))
+    return [self.gamma] if self.whole else list(range(1, self.gamma + 1))
 
   @property
   def overlap(self) -> float:
@@ -94,7 +96,7 @@ class Acceptance:
 
   def steps_P(self, gamma: int) -> np.ndarray:
     """Steps that each text takes with `gamma` drafted tokens: the tokens without a draft, those counted with all."""
-    if self.is_tree and gamma:
+    if self.whole and gamma:
       return self.passes_P
     kept_P, all_P = self.accepted_PM[:, :gamma].sum(axis=1), self.accepted_PM.sum(axis=1)
     share_P = np.divide(kept_P, all_P, out=np.zeros_like(kept_P), where=all_P > 0)
@@ -103,7 +105,7 @@ class Acceptance:
   def width_law(self, gamma: int, batch: int) -> dict[int, float]:
     """How often a step's verify pass has which width: the narrowest that holds the longest draft of the batch."""
     total = self.passes_P.sum()
-    if self.is_tree:
+    if self.whole:
       widths, law_W = self.widths, self.passes_PW.sum(axis=0) / total
     else:
       more_G = np.append(self.drafted_PM[:, :gamma].sum(axis=0) / total, 0)  # [i]: more than i tokens are drafted
@@ -129,36 +131,33 @@ class Costs(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredCosts:
-  """Costs from passes over 1, 2, ... tokens of one row: a pass of a batch costs what one over as many tokens does.
+  """Costs of this machine, timed at some batches; those between are interpolated, of batches as of widths.
 
   Attributes:
-    tokens, seconds: of the passes that were timed, ascending; others are interpolated.
-    draft_seconds: of a whole draft of one row.
+    pass_seconds: by batch and width of the passes that were timed, ascending.
+    draft_seconds: of a whole draft, by batch.
     gamma: tokens of that draft.
     by_token: whether a shorter draft costs less, in proportion.
-    has_model: whether a draft grows with the batch as a target pass does; else in proportion.
-    most_batch: the largest batch to be asked about.
   """
 
-  tokens: tuple[int, ...]
-  seconds: tuple[float, ...]
-  draft_seconds: float
+  pass_seconds: dict[int, dict[int, float]]
+  draft_seconds: dict[int, float]
   gamma: int
   by_token: bool
-  has_model: bool
-  most_batch: int
 
   @property
   def batches(self) -> range:
-    return range(1, self.most_batch + 1)
+    return range(1, max(self.pass_seconds) + 1)
 
   def passes(self, batch: int, width: int) -> float:
-    return float(np.interp(batch * width, self.tokens, self.seconds))
+    return _between({timed: _between(seconds, width) for timed, seconds in self.pass_seconds.items()}, batch)
 
   def draft(self, batch: int, gamma: int) -> float:
-    share = gamma / self.gamma if self.by_token else 1.0
-    growth = self.passes(batch, 1) / self.passes(1, 1) if self.has_model else batch
-    return self.draft_seconds * share * growth
+    return _between(self.draft_seconds, batch) * (gamma / self.gamma if self.by_token else 1.0)
+
+
+def _between(values: dict[int, float], at: int) -> float:
+  return values[at] if at in values else float(np.interp(at, list(values), list(values.values())))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +222,12 @@ def arithmetic_bound_at(costs: Costs, gamma: int) -> int | None:
 
 
 def interval(acceptance: Acceptance, statistic: Callable[[Acceptance], float]) -> tuple[float, float]:
-  """95 % bootstrap over prompts: all that one prompt counted stays together. NaN where nothing is counted."""
+  """95 % bootstrap over prompts: all that one prompt counted stays together.
+
+  NaN where nothing is counted, or by fewer than `FEWEST_PROMPTS`.
+  """
+  if len(acceptance) < FEWEST_PROMPTS:
+    return float('nan'), float('nan')
   rng = np.random.default_rng(0)
   drawn = np.array([statistic(acceptance.take(rng.integers(0, len(acceptance), len(acceptance))))
                     for _ in range(RESAMPLES)])

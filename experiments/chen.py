@@ -10,6 +10,7 @@ ms and equation 1 of Leviathan et al. (2023), with the alpha that Table 1 implie
 measured ones have those of `launch.bench` besides:
 
     task, setting, drafter, gamma           setting: 'this machine', or 'Chinchilla 70B and 4B'
+    topology                                of the predictions
     metric                                  pass@1 or ROUGE-2
     measured_score, measured_difference     with 95 % bootstrap intervals over problems or stories; minus plain's
     measured_ms_per_token, measured_speedup
@@ -18,7 +19,7 @@ measured ones have those of `launch.bench` besides:
 
 Of the figure's, whose measured rows are those of `experiments.sweep` and have these fields besides:
 
-    setting, task, gamma
+    setting, task, gamma, topology
     measured_ms, measured_ms_p10, measured_ms_p90     for 128 tokens; of the sequences' own (batch 1)
     measured_acceptance, measured_loop_ms   emitted / (γ + 1); of one step
     predicted_ms, predicted_acceptance, predicted_loop_ms     of `launch.plan`
@@ -37,19 +38,22 @@ import numpy as np
 from experiments import humaneval, plot, rouge, score, sweep, xsum
 from experiments.published import CHEN_FIGURE_1, CHEN_SETUP, CHEN_TABLE_1
 from launch import bench, cli, results
+from launch.errors import RunError
 from launch.prompts import Prompt, load_prompts, stop_strings
 from launch.session import Session
+from launch.slices.table import chip_alone, slice_of
 from launch.table import Column, print_table
 from launch.timed import PLAIN, Timed, time_all
 from models.errors import InputError
 from specdec import theory
 
 HERE, CHINCHILLA = 'this machine', 'Chinchilla 70B and 4B'
+PAPERS = 'v4-32'  # the slice of the paper: 16 TPU v4
 TABLE_SECTIONS = ('drafts', 'tasks', 'samples', 'limit', 'max_new_tokens', 'plan', 'topology')
 FIGURE_SECTIONS = (*sweep.SECTIONS, 'plan', 'topology')
 # Of Table 1, from its times: a step of 4 drafted tokens took 22.4 ms (Figure 1).
 IMPLIED_ALPHA = {'humaneval': 0.876, 'xsum': 0.737}
-PLANNED = {'humaneval': 'humaneval', 'xsum': 'xsum nucleus', 'news': 'xsum nucleus'}  # names of workloads
+PLANNED = {'humaneval': 'humaneval', 'xsum': 'xsum nucleus'}  # names of workloads
 TABLE_COLUMNS = (
     Column('task'), Column('setting'), Column('drafter'), Column('gamma', 'γ'), Column('metric'),
     Column('measured_score', 'measured score', str), Column('measured_difference', 'minus plain', str),
@@ -72,15 +76,21 @@ def one_parameter_ms(alpha: float, gamma: int) -> float:
   return CHEN_FIGURE_1['tokens'] * step / float(theory.expected_tokens(alpha, gamma))
 
 
+def slice_name(topology: str) -> str:
+  """As plans name it: v5e-16 is v5litepod-16."""
+  return (chip_alone(topology) or slice_of(topology)).name
+
+
 def planned(path: str, topology: str) -> dict[tuple[str, int], dict[str, float]]:
   """Workload and γ -> the row that `experiments.plan_sweep` predicted; γ = 0 is plain decoding.
 
   Raises:
     InputError: a file without rows of this slice.
   """
-  rows = [row for row in results.read_rows(path) if row.get('topology') == topology]
+  name = slice_name(topology)
+  rows = [row for row in results.read_rows(path) if row.get('topology') == name]
   if not rows:
-    raise InputError(f'{path} has no rows of topology {topology!r}: make them with experiments.plan_sweep')
+    raise InputError(f'{path} has no rows of topology {name!r}: make them with experiments.plan_sweep')
   found = {(row['name'], row['gamma']): row for row in rows}
   for row in rows:
     plain = row['predicted_ms_plain']
@@ -101,7 +111,8 @@ def published_rows(config: ConfigDict) -> list[dict[str, Any]]:
     for way, gamma, speedup in (('plain', 0, 1.0), ('speculative', CHEN_SETUP['gamma'], facts['speedup'])):
       predicted = plan.get((workload, gamma), {})
       rows.append({
-          'task': task, 'setting': CHINCHILLA, 'drafter': 'none' if way == 'plain' else '4B', 'gamma': gamma,
+          'task': task, 'setting': CHINCHILLA, 'topology': slice_name(config.topology),
+          'drafter': 'none' if way == 'plain' else '4B', 'gamma': gamma,
           'metric': facts['metric'], 'predicted_slice_ms_per_token': predicted.get('predicted_ms_per_token'),
           'predicted_slice_speedup': predicted.get('predicted_speedup'), 'published_score': facts[f'{way}_score'],
           'published_ms_per_token': facts[f'{way}_ms_per_token'], 'published_speedup': speedup})
@@ -109,7 +120,11 @@ def published_rows(config: ConfigDict) -> list[dict[str, Any]]:
 
 
 def sessions_of(config: ConfigDict, task: Mapping[str, Any]) -> dict[str, Session]:
-  """Plain decoding, and each draft whose files are there; all of one target."""
+  """Plain decoding, and each draft whose files are there, by its name; all of one target.
+
+  Raises:
+    InputError: drafts of different targets or batches, or no draft.
+  """
   sessions: dict[str, Session] = {}
   for base in config.drafts:
     point = sweep.load_config(base)
@@ -122,10 +137,20 @@ def sessions_of(config: ConfigDict, task: Mapping[str, Any]) -> dict[str, Sessio
       point.sampling.update(temperature=task['temperature'], top_p=task['top_p'], max_new_tokens=config.max_new_tokens)
       point.sampling.stop = stop_strings(point.data)
     first = next(iter(sessions.values()), None)
-    sessions[point.drafter.name] = Session.from_config(point, first and (first.params.target, first.tokenizer))
+    if first and _shared(point) != _shared(first.config):
+      raise InputError(f'{base} differs from the drafts before it in target or engine.batch, which one table has one '
+                       'of: leave it out of drafts, or make them the same')
+    same = sum(name.split()[0] == point.drafter.name for name in sessions)
+    name = f'{point.drafter.name} {same + 1}' if same else point.drafter.name
+    sessions[name] = Session.from_config(point, first and (first.params.target, first.tokenizer))
   if not sessions:
     raise InputError('no draft of this config is there: train one, or add one that needs no training to drafts')
   return {PLAIN: next(iter(sessions.values())).plain()} | sessions
+
+
+def _shared(config: ConfigDict) -> tuple[Any, ...]:
+  """What all ways of decoding have in common."""
+  return config.target.to_dict(), config.engine.batch
 
 
 def scores_of(run: Timed, prompts: Sequence[Prompt], kind: str) -> tuple[str, np.ndarray]:
@@ -134,7 +159,7 @@ def scores_of(run: Timed, prompts: Sequence[Prompt], kind: str) -> tuple[str, np
     summaries = xsum.summaries_of(run)
     return 'ROUGE-2', rouge.rouge([prompt.reference for prompt in prompts], summaries, stemmer=True)['rouge2']
   scores = score.score_samples(humaneval.samples_of(run, prompts), allow_execution=True)
-  scores.check()
+  scores.check({'timeout': 'start again on an idle machine', 'harness_error': 'see experiments.humaneval'})
   passed: dict[str, list[bool]] = {}
   for row in scores.results:
     passed.setdefault(row['task_id'], []).append(row['passed'])
@@ -142,27 +167,40 @@ def scores_of(run: Timed, prompts: Sequence[Prompt], kind: str) -> tuple[str, np
 
 
 def measured_rows(config: ConfigDict, name: str, units_dir: str | None) -> list[dict[str, Any]]:
-  """One task, decoded in every way in turns: a row for each way, the plain one first."""
+  """One task, decoded in every way in turns: a row for each way, the plain one first.
+
+  Scores that mean nothing are left out, and it is said: the times are none the worse.
+  """
   task = config.tasks[name]
   sessions = sessions_of(config, task)
   repeats = config.samples if task.kind == 'humaneval' else 1
   prompts = [prompt for prompt in load_prompts(sessions[PLAIN].config.data) for _ in range(repeats)]
   runs = time_all(sessions, prompts, repeats=1, units_dir=units_dir and os.path.join(units_dir, name.replace(' ', '_')))
-  rows, plain_values = [], None
+  rows = []
   for run in runs:
-    metric, values = scores_of(run, prompts, task.kind)
-    plain_values = values if plain_values is None else plain_values
     row = bench.row_of(run, runs[0])
-    difference = None if run is runs[0] else rouge.interval(values - plain_values)
     rows.append({
-        'task': name, 'setting': HERE, **row, 'metric': metric, 'measured_score': rouge.interval(values),
-        'measured_difference': difference, 'measured_ms_per_token': row['ms_per_token'],
-        'measured_speedup': row['speedup']})
-  return rows
+        'task': name, 'setting': HERE, **row, 'drafter': row['drafter'] if run is runs[0] else run.name,
+        'measured_ms_per_token': row['ms_per_token'], 'measured_speedup': row['speedup']})
+  try:
+    scores = [scores_of(run, prompts, task.kind) for run in runs]
+  except RunError as error:
+    cli.say(f'{name}: {error}')
+    return rows
+  return [row | score_fields(*scored, None if row is rows[0] else scores[0][1])
+          for row, scored in zip(rows, scores, strict=True)]
+
+
+def score_fields(metric: str, values: np.ndarray, plain_values: np.ndarray | None) -> dict[str, Any]:
+  """Those of a row; the plain one has no difference."""
+  difference = None if plain_values is None else rouge.interval(values - plain_values)
+  return {'metric': metric, 'measured_score': rouge.interval(values), 'measured_difference': difference}
 
 
 def table(config: ConfigDict, out: str | None, units_dir: str | None) -> list[dict[str, Any]]:
   """All rows, each task's written as soon as it is done."""
+  if any(task.kind != 'humaneval' for task in config.tasks.values()):
+    rouge.rouge([], [], stemmer=True)  # a missing package, before the work
   published, rows = published_rows(config), []
   for name in config.tasks:
     for row in [*measured_rows(config, name, units_dir), *[row for row in published if row['task'] == name]]:
@@ -200,7 +238,8 @@ def paper_points(config: ConfigDict) -> list[dict[str, Any]]:
   plan, rows = planned(config.plan, config.topology), []
   for task, alpha in IMPLIED_ALPHA.items():
     for gamma in range(8):
-      rows.append({'task': task, 'setting': CHINCHILLA, 'drafter': '4B', 'gamma': gamma,
+      rows.append({'task': task, 'setting': CHINCHILLA, 'topology': slice_name(config.topology), 'drafter': '4B',
+                   'gamma': gamma,
                    **_predicted(plan.get((PLANNED[task], gamma)), gamma),
                    'predicted_ms_one_parameter': one_parameter_ms(alpha, gamma),
                    'published_ms': CHEN_FIGURE_1[f'{task}_ms'].get(gamma),
@@ -215,6 +254,13 @@ def _predicted(row: Mapping[str, Any] | None, gamma: int) -> dict[str, float]:
   per_token, tokens = row['predicted_ms_per_token'], row['tokens_per_pass']
   return {'predicted_ms': CHEN_FIGURE_1['tokens'] * per_token, 'predicted_acceptance': tokens / (gamma + 1),
           'predicted_loop_ms': per_token * tokens}
+
+
+def slice_title(rows: Sequence[Mapping[str, Any]]) -> str:
+  """The paper's setup; predictions may be for another slice than the one that was published."""
+  planned_for, = {row['topology'] for row in rows if row['setting'] == CHINCHILLA}
+  return f'{CHINCHILLA} on {PAPERS}' if planned_for == PAPERS else (
+      f'{CHINCHILLA}: predicted for {planned_for}, published on {PAPERS}')
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: str) -> None:
@@ -233,7 +279,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: str) -> None:
       _marks(panel, points, f'published_{name}', 'x', 'black' if name == 'loop_ms' else colour, f'{task}, published')
       if name == 'ms':
         _marks(panel, points, 'predicted_ms_one_parameter', ':', colour, f'{task}, predicted (one parameter)')
-    panel.set(title=f'{CHINCHILLA} on v4-32', xlabel='γ (drafted tokens per step)', ylim=(0, None))
+    panel.set(title=slice_title(rows), xlabel='γ (drafted tokens per step)', ylim=(0, None))
     panel.title.set_fontsize(10)
     panel.set_ylabel(axes[0][('ms', 'acceptance', 'loop_ms').index(name)].get_ylabel())
   axes[1][0].legend(fontsize=8, frameon=False)

@@ -23,6 +23,7 @@ from absl import flags
 import numpy as np
 
 from experiments import plot, published
+from experiments.report.provenance import SETTINGS
 from launch import cli, results
 from launch.table import Column, print_table
 from specdec import theory
@@ -31,6 +32,7 @@ ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 COSTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 MAX_GAMMA = 64
 ALPHA_HALF, COST_HALF = 0.005, 0.005  # alpha and c are printed with two digits
+SETTING = sorted(SETTINGS | set(results.KEY_FIELDS))
 FIGURE_ALPHAS = np.linspace(0.3, 0.97, 68)
 
 TABLE_1 = (Column('alpha', 'α'), Column('gamma', 'γ'), Column('predicted_operations', 'predicted operations', '.2f'),
@@ -86,7 +88,7 @@ def figure_3_by_cost(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def measured(path: str | None) -> list[dict[str, Any]]:
-  """Of the rows of `launch.bench` that draft, what a reader compares.
+  """Of the rows of `launch.bench` that draft, what a reader compares; of a setting that was measured twice the newest.
 
   Raises:
     InputError: if the file cannot be read.
@@ -94,7 +96,8 @@ def measured(path: str | None) -> list[dict[str, Any]]:
   if path is None:
     return []
   keys = [column.key for column in MEASURED]
-  return [{key: row.get(key) for key in keys} for row in results.read_rows(path) if row.get('gamma')]
+  newest = {results.digest({name: row.get(name) for name in SETTING}): row for row in results.read_rows(path)}
+  return [{key: row.get(key) for key in keys} for row in newest.values() if row.get('gamma')]
 
 
 def draw(path: str) -> None:

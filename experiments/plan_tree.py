@@ -62,6 +62,11 @@ def held_out_ranks(params: Params, num_tokens: int, some_rows: Sequence[dict[str
   return measured_ranks(objective, Frozen(params.target, rest), some_rows, ROW_BATCH, levels)(trainable)
 
 
+def takes_likeliest(session: Session) -> bool:
+  """Whether what the heads rank is what they draft: drawn children are accepted by another law."""
+  return not session.engine.drafter.draws or session.config.sampling.temperature == 0
+
+
 def costs(session: Session, max_nodes: int, repeats: int) -> tuple[list[float], float]:
   """v(1), ... v(max_nodes + 1) and the draft, in plain passes of one batch."""
   batch = session.config.engine.batch
@@ -99,6 +104,9 @@ def main() -> None:
   results.check_writable(OUT.value)
   texts = whole((text for text in read_texts(CORPUS.value) if text.held_out), ROW_TOKENS)
   session = Session.from_config(config)
+  if not takes_likeliest(session):
+    raise InputError(f"drafter.children={config.drafter.children!r} are drawn at sampling.temperature="
+                     f"{config.sampling.temperature}, and trees are planned for the likeliest: use 'top'")
   check_ids(CORPUS.value, texts, session.tokenizer.num_tokens)
   check_clean((text.id, session.tokenizer.decode(text.tokens)) for text in texts)
   ranks_NTM = held_out_ranks(session.params, session.tokenizer.num_tokens, rows(texts, ROW_TOKENS), LEVELS.value)

@@ -5,7 +5,7 @@ a harness that fails everything must not look like a model that does.
 """
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import concurrent.futures
 import dataclasses
 import functools
@@ -23,6 +23,7 @@ from models.errors import InputError
 
 SELF_CHECKS = 5
 TIMEOUT_SECONDS = 3.0  # as the benchmark has it
+REMEDIES = {'timeout': 'raise --timeout or lower --workers', 'harness_error': 'see --results_out'}
 REFUSAL = ('scoring runs code that a model wrote: add --allow_code_execution to allow that, in a sandbox, '
            'or --generate_only to write the samples without scoring them')
 
@@ -45,10 +46,10 @@ class Scores:
   problems: int
   isolation: str
 
-  def check(self) -> None:
-    """Raises RunError where more than half of the programs ran out of time or never ran."""
+  def check(self, remedies: Mapping[str, str] = REMEDIES) -> None:
+    """Raises RunError, with a remedy by kind, where more than half of the programs ran out of time or never ran."""
     total = len(self.results)
-    for kind, remedy in (('timeout', 'raise --timeout or lower --workers'), ('harness_error', 'see --results_out')):
+    for kind, remedy in remedies.items():
       if 2 * self.counts[kind] > total:
         raise RunError(f'{self.counts[kind]} of {total} programs ended in {kind}: scores mean nothing, {remedy}')
 

@@ -83,18 +83,22 @@ def write_counts(config: ConfigDict, tokenizer: Tokenizer, path: Path) -> None:
   np.save(path, np.concatenate([row['tokens'] for row in rows_of(few, tokenizer, held_out=False)]).astype(np.int32))
 
 
-def measure(directory: Path, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """For each task a plain row, one for each γ of the draft, and one for each draft without a model."""
+def measure(directory: Path, facts: Mapping[str, Any], prompts: int, repeats: int, out: str) -> list[dict[str, Any]]:
+  """For each task a plain row, one for each γ of the draft, and one for each draft without a model.
+
+  A task's rows are appended to `out` as soon as they are there.
+  """
   rows, model = [], None
   cases = {f'gamma {gamma}': ('model', gamma) for gamma in GAMMAS} | {name: (name, FREE_GAMMA) for name in FREE}
   for task in TASKS:
     sessions = {}
     for name, (variant, gamma) in cases.items():
-      sessions[name] = session = Session.from_config(
-          decoding_config(variant, task, gamma, directory, PROMPTS.value), model)
+      sessions[name] = session = Session.from_config(decoding_config(variant, task, gamma, directory, prompts), model)
       model = session.params.target, session.tokenizer
-    prompts = load_prompts(next(iter(sessions.values())).config.data)
-    rows += [{'task': task} | row | facts for row in bench.compare(sessions, prompts, REPEATS.value)]
+    texts = load_prompts(next(iter(sessions.values())).config.data)
+    for row in bench.compare(sessions, texts, repeats):
+      rows.append({'task': task} | row | facts)
+      results.append_row(out, rows[-1])
   return rows
 
 
@@ -117,9 +121,7 @@ def main() -> None:
   tokenizer = tokenizer_of(configs['target'])
   write_prompts(configs['target'], tokenizer, directory / 'prompts.jsonl', PROMPTS.value)
   write_counts(configs['target'], tokenizer, directory / 'counts.npy')
-  rows = measure(directory, facts)
-  for row in rows:
-    results.append_row(paths['rows.jsonl'], row)
+  rows = measure(directory, facts, PROMPTS.value, REPEATS.value, paths['rows.jsonl'])
   plot.draw([row for row in rows if row['drafter'] in ('none', 'model')], paths['gamma.png'], kind='gamma')
   bench.show(rows, cli.output())
   cli.say(f'rows: {paths["rows.jsonl"]}   loss: {paths["loss.png"]}   over gamma: {paths["gamma.png"]}')

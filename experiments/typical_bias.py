@@ -19,7 +19,6 @@ drawn. Fields of a row, one for each rule, all measured:
 """
 
 from collections.abc import Sequence
-import dataclasses
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -27,10 +26,11 @@ import numpy as np
 
 from experiments import rouge
 from experiments.audits import scores
+from experiments.rule_gain import by_rule, check_lenience
 from launch import cli, results
 from launch.progress import track
 from launch.prompts import Prompt, load_prompts
-from launch.session import Completion, Session
+from launch.session import Completion, Session, check_finite
 from launch.table import Column, print_table
 from models.errors import InputError
 from specdec.accept import RULES
@@ -61,42 +61,29 @@ def distances(probs: Sequence[np.ndarray]) -> tuple[float, tuple[float, float]]:
   return float(missed.sum() / counts.sum()), (float(low), float(high))
 
 
-def joint_total_variation(law_of: Any, texts: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]]) -> float:
-  """Mean over prompts: the exact distance between texts that are certain and the target's law of as many tokens.
-
-  Args:
-    law_of: text -> [V], the target's law of the next token (`experiments.enumeration.table_law`).
-    texts: what the rule emits behind each of the prompts.
-    prompts: ids.
-  """
-  found = []
-  for prompt, text in zip(prompts, texts, strict=True):
-    probability = 1.0
-    for place, token in enumerate(text):
-      probability *= law_of((*prompt, *text[:place]))[token]
-    found.append(1 - probability)
-  return float(np.mean(found))
-
-
 def rows_of(config: ConfigDict) -> list[dict[str, Any]]:
   """The exact rule that the config names, then typical acceptance.
 
   Raises:
-    InputError: a lossy rule, or drafts that are drawn, which typical acceptance cannot judge.
+    InputError: a lossy rule, drafts that are drawn, which typical acceptance cannot judge, or a target with an encoder.
+    RunError: texts ended in numbers that are not finite.
   """
   exact = RULES.get(config.accept.rule)
   if exact is None or not exact.lossless:
     raise InputError(f'accept.rule={config.accept.rule!r} is not exact: typical acceptance is compared with a lossless '
                      'rule, such as rejection (chains) or multiround (trees)')
+  check_lenience(config)
   session = Session.from_config(config)
-  if session.engine.drafter.draws and config.sampling.temperature > 0:
+  if session.engine.drafter.draws:
     raise InputError(f'drafter.name={config.drafter.name!r} draws its tokens, and typical acceptance judges point '
                      'masses only: use lookup, medusa, or eagle with children top')
+  if session.params.target.has_encoder:
+    raise InputError('texts are scored again by targets without an encoder: choose such a target')
   prompts, rows = load_prompts(config.data), []
-  for name in track((config.accept.rule, TYPICAL), 2, 'rules'):
-    engine = dataclasses.replace(session.engine, rule=RULES[name])
-    one = Session(config, session.tokenizer, engine, session.params)
-    rows.append(_row(one, prompts, one.generate(prompts)))
+  for one in track([by_rule(session, name) for name in (config.accept.rule, TYPICAL)], 2, 'rules'):
+    completions = one.generate(prompts)
+    check_finite(one.engine.rule.name, completions)
+    rows.append(_row(one, prompts, completions))
   for row in rows:
     row['tokens_per_pass_gain'] = row['tokens_per_pass'] / rows[0]['tokens_per_pass'] - 1
   return rows

@@ -23,6 +23,7 @@ from launch.build import (
 from launch.build_drafter import build_drafter
 from launch.costs import measured_costs
 from launch.drafter_fields import taps_of
+from launch.errors import RunError
 from launch.mesh import set_mesh
 from launch.prompts import Prompt
 from launch.up_to_stop import UpToStop
@@ -220,6 +221,14 @@ class Session:
     """Decoded as what goes on with a prompt, and cut where the first stop string begins."""
     decoder, cut = StreamDecoder(self.tokenizer, continues=True), UpToStop(self.stops)
     return cut.feed(decoder.feed(token_ids) + decoder.finish()) + cut.finish()
+
+
+def check_finite(name: str, completions: Sequence[Completion]) -> None:
+  """Raises RunError where numbers broke down: what was counted of texts that are none means nothing."""
+  failed = sum(completion.reason == reason_name(Reason.ERROR) for completion in completions)
+  if failed:
+    raise RunError(f'{failed} of {len(completions)} texts ({name}) ended in numbers that are not finite: they mean '
+                   'nothing')
 
 
 def reason_name(reason: Reason) -> str:

@@ -134,8 +134,9 @@ def time_all(ways: Mapping[str, Session], prompts: Sequence[Prompt], repeats: in
 
 def _about(ways: Mapping[str, Session], prompts: Sequence[Prompt], repeats: int) -> dict[str, Any]:
   """What the units depend on; the mesh is no part of it, so that a slice of another size may go on."""
-  config = {name: section for name, section in ways[PLAIN].config.to_dict().items() if name != 'mesh'}
-  return {'config': config, 'prompts': [prompt.id for prompt in prompts], 'ways': list(ways), 'repeats': repeats}
+  configs = {way: {name: section for name, section in session.config.to_dict().items() if name != 'mesh'}
+             for way, session in ways.items()}
+  return {'prompts': [prompt.id for prompt in prompts], 'ways': configs, 'repeats': repeats}
 
 
 def _time_batch(ways: Mapping[str, Session], request: Request, num_prompts: int, repeats: int,

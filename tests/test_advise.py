@@ -1,20 +1,24 @@
 """`experiments.advise`: its statistics by hand, and the command on the toy."""
 
 import dataclasses
+import types
 
 from absl import flags
 import numpy as np
 import pytest
 
-from configs import tiny
+from configs import smollm2, tiny
 from experiments import advice, advise
 from experiments.advice import Acceptance, MeasuredCosts, PlannedCosts
 from launch import results
+from launch.errors import RunError
 from models.errors import InputError
 from specdec import theory
+from specdec.drafters import Lookup, LookupTree
 from specdec.metrics import Metrics
+from specdec.tree import TreeSpec
 
-FREE = MeasuredCosts((1, 100), (1.0, 1.0), 0.0, 4, True, True, 16)
+FREE = MeasuredCosts({1: {1: 1.0, 100: 1.0}, 16: {1: 1.0, 100: 1.0}}, {1: 0.0, 16: 0.0}, 4, True)
 
 
 def metrics(rounds, gamma=4, drafted=None, overlap=0.5) -> Metrics:
@@ -29,8 +33,8 @@ def metrics(rounds, gamma=4, drafted=None, overlap=0.5) -> Metrics:
       overlap_sum=overlap * sum(tested), passes_by_width=(narrow, len(rounds) - narrow))
 
 
-def acceptance(*texts: Metrics, widths=(1, 5), is_tree=False) -> Acceptance:
-  return Acceptance.of(texts, widths, is_tree)
+def acceptance(*texts: Metrics, widths=(1, 5), whole=False) -> Acceptance:
+  return Acceptance.of(texts, widths, whole)
 
 
 WORKED = metrics((4, 0, 2, 4, 1))  # the example of specdec/metrics.py
@@ -46,12 +50,12 @@ def test_counts_of_the_worked_example():
 
 
 def test_speedup_is_the_honest_form_of_theorem_3_8():
-  costs = MeasuredCosts((1, 2, 3, 4, 5, 10), (1.0, 1.1, 1.2, 1.3, 1.4, 2.4), 0.4, 4, True, True, 2)
+  costs = MeasuredCosts({1: {1: 1.0, 3: 1.2, 5: 1.4}, 2: {1: 1.1, 5: 2.4}}, {1: 0.4, 2: 0.44}, 4, True)
   counted = acceptance(WORKED)
   assert advice.speedup(counted, costs, 1, 0) == 1
   assert advice.speedup(counted, costs, 1, 4) == pytest.approx(theory.speedup_measured(3.2, 4, 0.1, 1.4))
   assert advice.speedup(counted, costs, 1, 2) == pytest.approx(theory.speedup_measured(2.4, 2, 0.1, 1.2))
-  # Two rows: passes over 2 and 10 tokens, the draft grows as the plain pass does.
+  # Two rows: passes and drafts of their own.
   assert advice.speedup(counted, costs, 2, 4) == pytest.approx(3.2 * 1.1 / (2.4 + 0.4 * 1.1))
 
 
@@ -59,7 +63,7 @@ def test_a_step_without_a_draft_runs_the_narrow_pass():
   counted = acceptance(metrics((4, 0, 0, 2), drafted=[4, 0, 0, 2]))
   assert counted.width_law(4, 1) == pytest.approx({1: .5, 5: .5})
   assert counted.width_law(4, 2) == pytest.approx({1: .25, 5: .75}), 'both rows must draft nothing'
-  tree = dataclasses.replace(counted, is_tree=True)
+  tree = dataclasses.replace(counted, whole=True)
   assert tree.width_law(4, 2) == pytest.approx({1: .25, 5: .75}) and tree.gammas == [4]
   several = dataclasses.replace(counted, widths=(1, 3, 5))
   assert several.width_law(4, 1) == pytest.approx({1: .5, 3: .25, 5: .25})
@@ -74,7 +78,7 @@ def test_best_gamma_is_that_of_the_formula(alpha, draft_cost):
   text = dataclasses.replace(
       metrics((0,), most), passes=10**6, emitted=10**6 + sum(kept), accepted=sum(kept), accepted_at=tuple(kept),
       drafted_at=(10**6,) * most, passes_by_width=(0, 10**6))
-  costs = MeasuredCosts((1, most + 1), (1.0, 1.0), most * draft_cost, most, True, True, 1)
+  costs = MeasuredCosts({1: {1: 1.0, most + 1: 1.0}}, {1: most * draft_cost}, most, True)
   counted = acceptance(text, widths=(1, most + 1))
   best = advice.best_gamma(counted, costs, 1)
   assert best == max(theory.optimal_gamma(alpha, draft_cost, most), 1)
@@ -91,25 +95,64 @@ def test_mean_of_largest_by_enumeration():
 
 def test_crossover_by_hand():
   """A pass over n tokens takes 8 + n: three tokens a step of five, so 3 (8 + B) > 8 + 5 B while B < 8."""
-  costs = MeasuredCosts((1, 200), (9.0, 208.0), 0.0, 4, True, True, 16)
+  costs = MeasuredCosts({batch: {1: 8.0 + batch, 5: 8.0 + 5 * batch} for batch in (1, 16)}, {1: 0.0, 16: 0.0}, 4, True)
   counted = acceptance(metrics((2, 2, 2, 2)), widths=(5,))
   assert advice.speedup(counted, costs, 7, 4) > 1 > advice.speedup(counted, costs, 9, 4)
   assert advice.stops_paying_at(counted, costs, 4) == 8
-  assert advice.stops_paying_at(counted, dataclasses.replace(costs, most_batch=7), 4) is None
+  few = MeasuredCosts({batch: {1: 8.0 + batch, 5: 8.0 + 5 * batch} for batch in (1, 7)}, {1: 0.0}, 4, True)
+  assert advice.stops_paying_at(counted, few, 4) is None
   assert advice.arithmetic_bound_at(costs, 4) == 2  # 8 + 5 B >= 18
   assert advice.arithmetic_bound_at(FREE, 4) is None
+
+
+def test_crossover_of_a_real_sweep():
+  """From a pass and a draft alone at each batch, and what was accepted at batch 1: where the sweep itself has it."""
+  rows = results.read_rows('experiments/results/sweep_batch.jsonl')
+  passes = {row['batch']: {1: row['plain_pass_ms'], 8: row['plain_pass_ms'] * row['verify_cost']} for row in rows}
+  drafts = {row['batch']: 7 * row['draft_cost'] * row['plain_pass_ms'] for row in rows}
+  one = rows[0]
+  kept = tuple(round(share * one['drafted'] / 7) for share in one['accepted_per_position'])
+  text = dataclasses.replace(
+      metrics((0,), 7), passes=sum(one['passes_by_width'].values()), emitted=one['new_tokens'], accepted_at=kept,
+      drafted_at=(one['drafted'] // 7,) * 7, passes_by_width=tuple(one['passes_by_width'].values()))
+  counted = acceptance(text, widths=(1, 8))
+  costs = MeasuredCosts(passes, drafts, 7, by_token=False)
+  real = next(row['batch'] for row in rows if row['speedup'] < 1)
+  assert real // 2 < advice.stops_paying_at(counted, costs, 7) <= real
+
+
+def test_batch_of_the_config_is_timed(monkeypatch):
+  """Every pass and draft at `engine.batch` is a call of its own; at the others, powers of two, some widths are."""
+  calls = []
+
+  def timed(candidates, prompt, batch, widths, repeats):
+    calls.append((batch, widths))
+    return dict.fromkeys(widths, float(batch)), {one.name: batch / 10 for one in candidates}
+
+  monkeypatch.setattr(advise, '_timed', timed)
+  config = tiny.get_config('lookup')
+  config.engine.batch = 3
+  session = types.SimpleNamespace(engine=types.SimpleNamespace(gamma=7, drafter=types.SimpleNamespace(name='lookup')),
+                                  encode=list)
+  one = advise.Candidate('lookup', config, acceptance(WORKED), session)
+  costs, = advise.measured_costs([one], ['abc', 'a', 'ab'], 6, 1)
+  assert calls == [(1, [1, 2, 4, 8]), (2, [1, 2, 4, 8]), (3, [*range(1, 9)]), (4, [1, 2, 4, 8]), (6, [1, 2, 4, 8])]
+  assert [costs.passes(3, 5), costs.draft(3, 4), costs.passes(5, 1)] == [3, .3, 5]
 
 
 def test_interval_over_prompts():
   alike = acceptance(*[WORKED] * 5)
   assert advice.interval(alike, lambda some: advice.speedup(some, FREE, 1, 4)) == pytest.approx((3.2, 3.2))
-  low, high = advice.interval(acceptance(metrics((4,)), metrics((0,))), lambda some: some.overlap)
+  low, high = advice.interval(acceptance(*[metrics((4,)), metrics((0,))] * 3), lambda some: some.overlap)
   assert (low, high) == pytest.approx((.5, .5))
-  low, high = advice.interval(acceptance(metrics((4,), overlap=1), metrics((3,), overlap=0)), lambda some: some.overlap)
+  two = [metrics((4,), overlap=1), metrics((3,), overlap=0)] + [metrics((0,), drafted=[0])] * 3
+  low, high = advice.interval(acceptance(*two), lambda some: some.overlap)
   assert (low, high) == pytest.approx((0, 1)), 'one of the prompts alone'
-  nothing = acceptance(metrics((0,), drafted=[0]))
+  nothing = acceptance(*[metrics((0,), drafted=[0])] * 5)
   assert np.isnan(advice.interval(nothing, lambda some: some.overlap)).all()
   assert np.isnan(advice.position_intervals(nothing)).all()
+  few = acceptance(*[WORKED] * 4)
+  assert np.isnan([advice.interval(few, len), *advice.position_intervals(few)]).all(), 'too few for others'
 
 
 def test_planned_costs():
@@ -119,26 +162,39 @@ def test_planned_costs():
   assert advice.speedup(acceptance(WORKED, widths=(5,)), costs, 1, 4) == pytest.approx(3.2 * .01 / .017)
 
 
-def row(speedup, low, high, ends=None, batch=1):
-  return {'draft': 'lookup', 'gamma': 5, 'batch': batch,
-          'predicted_speedup': speedup, 'predicted_interval': (low, high), 'predicted_stops_paying_at': ends}
+def row(speedup, low, high, ends=None, measured=None, prompts=5, draft='lookup', costs='measured'):
+  return {'draft': draft, 'gamma': 5, 'batch': 1, 'most_batch': 16, 'prompts': prompts, f'{costs}_plain_ms': 1.0,
+          'measured_speedup': measured, 'predicted_speedup': speedup, 'predicted_interval': (low, high),
+          'predicted_stops_paying_at': ends}
+
+
+NAN = float('nan')
 
 
 @pytest.mark.parametrize('rows, said', [
-    ([row(1.6, 1.5, 1.7, 8), row(1.2, 1.1, 1.3)], 'pays at batch 1: lookup with γ=5 should give 1.60 times the speed '
-     'of plain decoding (1.50 to 1.70), and it gains nothing from batch 8 on'),
+    ([row(1.6, 1.5, 1.7, 8), row(1.2, 1.1, 1.3)], 'Speculation pays at batch 1: lookup with γ=5: predicted 1.60 (1.50 '
+     'to 1.70) times the speed of plain decoding, and by prediction it gains nothing from batch 8 on.'),
     ([row(1.6, 1.5, 1.7)], 'it still pays at batch 16'),
-    ([row(1.1, .9, 1.2)], 'may pay at batch 1: lookup with γ=5 should give 1.10 times the speed of plain decoding, but '
-     'the interval (0.90 to 1.20)'),
+    ([row(1.1, .9, 1.2)], 'may pay at batch 1: lookup with γ=5: predicted 1.10 (0.90 to 1.20) times the speed of plain '
+     'decoding, but the interval reaches down to no gain: measure more prompts, and --check.'),
+    ([row(1.1, .9, 1.2, costs='predicted')], 'measure more prompts.'),
+    ([row(1.1, .9, 1.2, measured=1.1)], 'measure more prompts.'),
     ([row(.93, .9, 1.1), row(.8, .7, .9)], 'does not pay at batch 1: decode plainly; the best of these drafts, lookup '
-     'with γ=5, would give 0.93')])
+     'with γ=5: predicted 0.93 (0.90 to 1.10)'),
+    ([row(1.3, 1.2, 1.4, measured=.7)], 'does not pay at batch 1: decode plainly; the best of these drafts, lookup '
+     'with γ=5: predicted 1.30 (1.20 to 1.40), measured 0.70 times the speed of plain decoding.'),
+    ([row(1.3, 1.2, 1.4, measured=1.1), row(1.2, 1.1, 1.3, measured=1.25, draft='self')],
+     'pays at batch 1: self with γ=5: predicted 1.20 (1.10 to 1.30), measured 1.25 times'),
+    ([row(1.6, NAN, NAN, prompts=1)], 'may pay at batch 1: lookup with γ=5: predicted 1.60 times the speed of plain '
+     'decoding, on 1 of your prompts, too few to speak for others: measure more prompts (5 or more).')])
 def test_verdict(rows, said):
-  assert said in advise.verdict(rows, 16)
+  assert said in advise.verdict(rows)
 
 
 @pytest.mark.parametrize('speedup', [0.0, .5, 1.0, float('nan')])
 def test_no_verdict_recommends_what_does_not_gain(speedup):
-  assert 'decode plainly' in advise.verdict([row(speedup, .5, 1.5)], 16)
+  assert 'decode plainly' in advise.verdict([row(speedup, .5, 1.5)])
+  assert 'decode plainly' in advise.verdict([row(1.5, 1.4, 1.6, measured=speedup)])
 
 
 def test_on_the_toy():
@@ -146,15 +202,16 @@ def test_on_the_toy():
   config = tiny.get_config('lookup')
   config.sampling.max_new_tokens, config.engine.capacity = 12, 256
   config.data.text = 'to be or not to be'
-  advised = advise.advise(config, ['configs/tiny.py:self', 'configs/tiny.py:none'], 2, 1, checks=True)
-  assert [row['draft'] for row in advised['rows']] == ['lookup', 'self']
-  for row in advised['rows']:
+  candidates, rows = advise.advise(config, ['configs/tiny.py:self', 'configs/tiny.py:none'], 2, 1)
+  advise.check_all(candidates, rows, 1)
+  assert [row['draft'] for row in rows] == ['lookup', 'self']
+  for row in rows:
     assert 1 <= row['gamma'] <= 4 and len(row['measured_verify_cost']) == 5 and row['measured_verify_cost'][0] == 1
     assert row['predicted_speedup'] == max(row['predicted_by_gamma'].values())
-    assert row['predicted_interval'] == pytest.approx([row['predicted_speedup']] * 2)  # of one prompt
+    assert np.isnan(row['predicted_interval']).all()  # of one prompt
     assert row['measured_tokens_per_pass'] >= 1 and row['measured_speedup'] > 0
     assert len(row['measured_accepted']) == len(row['measured_accepted_intervals']) == 4
-  advise.show(advised)
+  advise.show(rows)
 
 
 def facts(batch, fits=True):
@@ -167,26 +224,114 @@ def test_a_slice_from_counts(tmp_path, monkeypatch):
   """Nothing is decoded: what an earlier run counted, and what the plan predicts."""
   file = tmp_path / 'advice.json'
   counts = acceptance(WORKED, widths=(5,))
-  results.write_json(str(file), {'rows': [{'draft': 'self', 'measured_counts': counts}]})
+  counted = {'draft': 'self', 'rule': 'rejection', 'temperature': 0.0, 'top_k': 0, 'top_p': 1.0}
+  results.write_json(str(file), {'rows': [counted | {'measured_counts': counts}]})
   monkeypatch.setattr(advise, 'plan_slice', lambda config, *_, **__: facts(config.engine.batch))
   monkeypatch.setattr(advise, 'load_prompts', None)
   config = tiny.get_config('self')
   config.engine.gamma = 4
-  advised = advise.advise(config, [], 8, 1, topology='v4-32', counts=str(file))
-  row, = advised['rows']
+  _, (row,) = advise.advise(config, [], 8, 1, topology='v4-32', counts=str(file))
   assert row['predicted_by_gamma'][4] == pytest.approx(3.2 * 11 / (15 + 2 + 3 * 1))
   assert row['predicted_plain_ms'] == 11 and row['measured_tokens_per_pass'] == 3.2 and 'measured_v' not in row
   assert [row['prompts'], row['predicted_stops_paying_at']] == [1, None]
   config.engine.gamma = 3
   with pytest.raises(InputError, match=r'not about self with engine.gamma=3: it counted self with engine.gamma=4'):
     advise.counted({'self': config}, str(file))
+  config.engine.gamma = 4
+  for field, value in {'accept.rule': 'block', 'sampling.temperature': 1.0, 'sampling.top_p': .9,
+                       'sampling.top_k': 7}.items():
+    other = config.copy_and_resolve_references()
+    other.update_from_flattened_dict({field: value})
+    with pytest.raises(InputError, match=f'counted self at {field.partition(".")[2]}=.*, not {value}: ask for that'):
+      advise.counted({'self': other}, str(file))
   for text in ('{', '{"rows": [{"draft": "self", "measured_counts": {}}]}', '{"rows": 1}'):
     file.write_text(text)
     with pytest.raises(InputError, match='holds no counts'):
       advise.counted({'self': config}, str(file))
-  monkeypatch.setattr(advise, 'plan_slice', lambda config, *_, **__: facts(1, fits=False))
-  with pytest.raises(InputError, match=r'engine.batch=1: too big'):
-    advise.planned_costs(config, 'v4-32', (), [1])
+
+
+def test_batches_that_do_not_fit(monkeypatch, capsys):
+  """The config's own is refused; a larger one ends the plan, with a word."""
+  flags.FLAGS.mark_as_parsed()
+  planned = []
+
+  def plan(config, *_, **__):
+    planned.append(config.engine.batch)
+    return facts(config.engine.batch, fits=config.engine.batch < 8)
+
+  monkeypatch.setattr(advise, 'plan_slice', plan)
+  config = tiny.get_config('self')
+  config.engine.batch = 3
+  costs = advise.planned_costs(config, 'v4-32', (), 32)
+  assert planned == [3, 1, 2, 4, 8] and costs.batches == [1, 2, 3, 4]
+  assert 'no more than 4 rows are planned: 8 do not fit on v4-32' in capsys.readouterr().out
+  config.engine.batch = 9
+  with pytest.raises(InputError, match=r'engine.batch=9: too big'):
+    advise.planned_costs(config, 'v4-32', (), 32)
+
+
+def test_a_batch_past_the_largest_is_refused_first(monkeypatch):
+  monkeypatch.setattr(advise, 'load_prompts', None)
+  config = tiny.get_config('lookup')
+  config.engine.batch = 32
+  with pytest.raises(InputError, match=r'engine\.batch=32 is beyond --most_batch=16'):
+    advise.advise(config, [], 16, 1)
+
+
+def test_lookup_of_whole_drafts_has_one_gamma():
+  """What is found for four tokens is not what is found for two."""
+  assert not advise.drafts_whole(Lookup(partial=True)) and advise.drafts_whole(LookupTree(partial=True, branches=2))
+  assert advise.drafts_whole(Lookup(partial=False)) and acceptance(WORKED, whole=True).gammas == [4]
+
+
+def test_check_times_what_was_asked_for(monkeypatch):
+  """γ and the widths that it has room for, at the config's batch; of heads a chain as long."""
+  seen = []
+  monkeypatch.setattr(advise.Session, 'from_config', lambda config, target: seen.append(config) or config)
+  monkeypatch.setattr(advise.bench, 'compare', lambda sessions, prompts, repeats: [{'speedup': 1}, {'speedup': 1.5}])
+  session = types.SimpleNamespace(params=types.SimpleNamespace(target=None), tokenizer=None)
+  config = tiny.get_config('lookup')
+  config.engine.batch, config.engine.widths = 3, (1, 3, 5)
+  assert advise.check(advise.Candidate('lookup', config, acceptance(WORKED), session), 2, 1) == 1.5
+  heads = smollm2.get_config('medusa')
+  advise.check(advise.Candidate('medusa', heads, acceptance(WORKED), session), 3, 1)
+  assert [(one.engine.gamma, one.engine.widths, one.engine.batch) for one in seen] == [(2, (1, 3), 3), (3, (1,), 1)]
+  assert seen[1].drafter.tree == ((0,), (0, 0), (0, 0, 0)) and config.engine.gamma == 4
+
+
+def test_counts_outlive_a_check_that_fails(monkeypatch):
+  written = []
+
+  def check(one, gamma, repeats):
+    if one == 'b':
+      raise RunError('not finite')
+    return 1.5
+
+  monkeypatch.setattr(advise, 'check', check)
+  monkeypatch.setattr(advise.cli, 'write_json', written.append)
+  found = [row(1.6, 1.5, 1.7), row(1.2, 1.1, 1.3)]
+  with pytest.raises(RunError):
+    advise.check_all(['a', 'b'], found, 1)
+  assert [one['measured_speedup'] for one in written[0]['rows']] == [1.5, None]
+
+
+def test_planned_tree(monkeypatch):
+  """Heads that are always right twice, and passes that cost alike: a chain of two; nothing for drawn children."""
+  ranks_NTM = np.stack([np.zeros((2, 20), int), np.zeros((2, 20), int), np.full((2, 20), 9)], axis=-1)
+  monkeypatch.setattr(advise, 'held_out_ranks', lambda *_: ranks_NTM)
+  monkeypatch.setattr(advise, 'rows', lambda *_: ())
+  drafter = types.SimpleNamespace(tree=TreeSpec.chain(2), draws=False)
+  config = smollm2.get_config('medusa')
+  config.sampling.temperature = 1.0
+  session = types.SimpleNamespace(engine=types.SimpleNamespace(drafter=drafter), params=None, config=config,
+                                  tokenizer=types.SimpleNamespace(num_tokens=10))
+  one = advise.Candidate('medusa', config, acceptance(WORKED), session)
+  found = advise._planned_tree(one, FREE, 1)
+  assert found['tree'] == ((0,), (0, 0)) and found['predicted_tree_speedup'] == pytest.approx(3, rel=.1)
+  drafter.draws = True
+  assert advise._planned_tree(one, FREE, 1) == {}
+  config.sampling.temperature = 0.0
+  assert 'tree' in advise._planned_tree(one, FREE, 1)
 
 
 def test_wrong_input():

@@ -1,11 +1,17 @@
 """Table 1 and Figure 1 of Chen et al. (2023): the model of one parameter, the paper's rows, the toy's beside them."""
 
+import sys
+import types
+
 from absl import flags
+import numpy as np
 import pytest
 
-from configs import chen_figure1, chen_table1, chinchilla
+from configs import chen_figure1, chen_table1, chinchilla, tiny
 from experiments import chen, sweep
 from experiments.published import CHEN_FIGURE_1, CHEN_TABLE_1
+from launch import results
+from launch.errors import RunError
 from models.errors import InputError
 
 
@@ -59,6 +65,51 @@ def test_points_of_the_paper():
     chen.planned(chen_figure1.get_config().plan, 'v4-8')
 
 
+def test_slices_by_any_of_their_names(tmp_path):
+  """v5e-16 is v5litepod-16, and the title says what the predictions are for."""
+  config = chen_figure1.get_config().unlock()
+  rows = [row | {'topology': 'v5litepod-16'} for row in results.read_rows(config.plan)]
+  config.plan, config.topology = str(tmp_path / 'plan.jsonl'), 'v5e-16'
+  results.write_text(config.plan, ''.join(f'{results.dumps(row)}\n' for row in rows))
+  points = chen.paper_points(config)
+  assert {row['topology'] for row in points} == {'v5litepod-16'} and all(row['predicted_ms'] > 0 for row in points)
+  assert chen.slice_title(points) == 'Chinchilla 70B and 4B: predicted for v5litepod-16, published on v4-32'
+  assert chen.slice_title(chen.paper_points(chen_figure1.get_config())) == 'Chinchilla 70B and 4B on v4-32'
+
+
+def test_times_outlive_scores_that_mean_nothing(monkeypatch, capsys):
+  flags.FLAGS.mark_as_parsed()
+
+  def fail(*_):
+    raise RunError('9 of 9 programs ended in timeout')
+
+  runs = [types.SimpleNamespace(name=name) for name in ('plain', 'lookup', 'lookup 2')]
+  monkeypatch.setattr(chen, 'sessions_of', lambda *_: {'plain': types.SimpleNamespace(
+      config=types.SimpleNamespace(data=None))})
+  monkeypatch.setattr(chen, 'load_prompts', lambda data: [])
+  monkeypatch.setattr(chen, 'time_all', lambda *_, **__: runs)
+  monkeypatch.setattr(chen.bench, 'row_of', lambda run, plain: {
+      'drafter': 'none' if run is plain else 'lookup', 'ms_per_token': 2.0, 'speedup': 1.5})
+  monkeypatch.setattr(chen, 'scores_of', fail)
+  rows = chen.measured_rows(chen_table1.get_config('tiny'), 'humaneval nucleus', None)
+  assert [(row['drafter'], row['measured_speedup']) for row in rows] == [
+      ('none', 1.5), ('lookup', 1.5), ('lookup 2', 1.5)]
+  assert 'humaneval nucleus: 9 of 9 programs ended in timeout' in capsys.readouterr().out
+  values = iter(([.1, .2], [.1, .4], [.1, .2]))
+  monkeypatch.setattr(chen, 'scores_of', lambda *_: ('ROUGE-2', np.array(next(values))))
+  rows = chen.measured_rows(chen_table1.get_config('tiny'), 'humaneval nucleus', None)
+  assert [row['measured_score'].mean for row in rows] == pytest.approx([.15, .25, .15])
+  assert rows[0]['measured_difference'] is None
+  assert [row['measured_difference'].mean for row in rows[1:]] == pytest.approx([.1, 0])
+
+
+def test_a_missing_package_is_said_before_the_work(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'rouge_score', None)
+  monkeypatch.setattr(chen, 'measured_rows', None)
+  with pytest.raises(InputError, match='pip install rouge-score'):
+    chen.table(chen_table1.get_config('tiny'), None, None)
+
+
 def test_sweep_of_the_figure():
   points = sweep.points_of(chen_figure1.get_config())
   assert len(points) == 2 * 2 * 8
@@ -81,6 +132,27 @@ def test_figure_of_given_rows(tmp_path):
   assert all(kinds(row) == {'published', 'predicted'} or kinds(row) == {'predicted'} for row in rows[3:])
   chen.draw(rows, str(tmp_path / 'figure.png'))
   assert (tmp_path / 'figure.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_drafts_of_one_kind_are_told_apart(monkeypatch):
+  """Two lookups are two ways; another target is no way of the first one's table."""
+  sources = {'a': 'random:tiny_target', 'b': 'random:tiny_target', 'c': 'random:tiny_draft'}
+
+  def load(base):
+    made = tiny.get_config('lookup').unlock()
+    made.target.source = sources[base]
+    return made
+
+  made = lambda point, _: types.SimpleNamespace(
+      config=point, params=types.SimpleNamespace(target=None), tokenizer=None, plain=lambda: None)
+  monkeypatch.setattr(sweep, 'load_config', load)
+  monkeypatch.setattr(chen.Session, 'from_config', made)
+  config = chen_table1.get_config('tiny').unlock()
+  config.drafts = ('a', 'b')
+  assert list(chen.sessions_of(config, config.tasks['xsum greedy'])) == ['plain', 'lookup', 'lookup 2']
+  config.drafts = ('a', 'c')
+  with pytest.raises(InputError, match='c differs from the drafts before it in target'):
+    chen.sessions_of(config, config.tasks['xsum greedy'])
 
 
 def test_summaries_of_the_toy():

@@ -40,7 +40,8 @@ for directory, number, module, arguments in json.load(sys.stdin):
 SHORT = {'launch.generate': ['--config.sampling.max_new_tokens=4'],
          'launch.bench': ['--config.sampling.max_new_tokens=4', '--config.data.limit=1', '--repeats=1'],
          'experiments.trace': ['--config.sampling.max_new_tokens=4'],
-         'experiments.advise': ['--config.sampling.max_new_tokens=4', '--config.data.limit=2', '--repeats=1'],
+         'experiments.advise': ['--config.sampling.max_new_tokens=4', '--config.data.limit=2', '--repeats=1',
+                                '--most_batch=2'],
          'experiments.exactness': ['--config.sampling.max_new_tokens=4', '--config.data.limit=1']}
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from experiments import leviathan
+from launch import results
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -37,6 +38,14 @@ def test_figure_3_is_the_best_of_all_gammas():
     assert row['predicted_speedup'] == pytest.approx(best, rel=1e-12)
   gammas = {(row['c'], row['alpha']): row['gamma'] for row in leviathan.figure_3()}
   assert gammas[0.02, 0.8] == 11 and gammas[0.1, 0.6] == 3 and gammas[0.3, 0.5] == 1
+
+
+def test_newest_rows(tmp_path):
+  """A setting that was measured twice stands in the table once, with its newest row."""
+  file = str(tmp_path / 'rows.jsonl')
+  for gamma, temperature, speedup in ((3, 0.0, 1.1), (4, 0.0, 1.2), (3, 1.0, 1.3), (3, 0.0, 1.4)):
+    results.append_row(file, {'task': 't', 'gamma': gamma, 'temperature': temperature, 'speedup': speedup})
+  assert [row['speedup'] for row in leviathan.measured(file)] == [1.4, 1.2, 1.3]
 
 
 def test_command(tmp_path):

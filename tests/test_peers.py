@@ -6,6 +6,7 @@ import pytest
 from configs import peers as peers_config
 from experiments.peers import timing as peers
 from experiments.peers.contestant import Contestant
+from launch.errors import RunError
 from launch.timing import Timing
 from models.errors import InputError
 
@@ -54,6 +55,15 @@ def test_time_to_the_first_token_is_taken_off(monkeypatch):
   timed = peers._measure(everyone, [5, 6], repeats=1)
   assert timed == {'specdec none': peers._Timed([5, 6, 7], 3, 3.0),
                    'transformers none': peers._Timed([5, 6, 7], 2, 4.0)}
+
+
+def test_texts_that_end_at_the_first_token():
+  """They have no time per token, and change nobody else's."""
+  ended, timed = peers._Timed([1], 0, 0.1), peers._Timed([1, 2, 3], 2, 4.0)
+  row = peers._row(_contestant('transformers'), 'news', [ended, timed])
+  assert [row[name] for name in ('ms_per_token', 'ms_per_token_p10', 'prompts')] == [2000, 2000, 2]
+  with pytest.raises(RunError, match='transformers none ended every text of news at its first token'):
+    peers._row(_contestant('transformers'), 'news', [ended])
 
 
 @pytest.mark.parametrize('software, message', [

@@ -1,11 +1,12 @@
 """ROUGE variants and stemming change the number, so they are named (fault 62)."""
 
+import dataclasses
 import sys
 
 import numpy as np
 import pytest
 
-from experiments import rouge
+from experiments import rouge, xsum
 from models.errors import InputError
 
 REFERENCE, SWAPPED = 'the cat sat on the mat\na dog ran in the park', 'a dog ran in the park\nthe cat sat on the mat'
@@ -59,6 +60,10 @@ def test_interval_of_one_and_of_equal_values():
 
 
 def test_intervals_are_paired():
-  """Two decoders with the same summaries differ by exactly nothing."""
-  values = np.random.default_rng(2).random(50)
-  assert rouge.interval(values) == rouge.interval(values.copy())
+  """Speculative summaries that all score .05 more differ by just that, however much the stories differ."""
+  plain = np.random.default_rng(2).random(50)
+  rows = xsum.comparison({name: dict.fromkeys(rouge.VARIANTS, values)
+                          for name, values in (('plain', plain), ('speculative', plain + .05))})
+  for row in rows:
+    assert dataclasses.astuple(row['difference']) == pytest.approx((.05, .05, .05))
+    assert row['plain'].high - row['plain'].low > .1

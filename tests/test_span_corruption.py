@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 import subprocess
 import sys
+import types
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,8 @@ import pytest
 
 from configs import span_corruption, toy_t5
 from experiments import t5_pair
-from launch import span_training
+from launch import results, span_training
+from launch.errors import RunError
 from launch.prompts import load_prompts
 from launch.roofline import num_parameters
 from launch.span_training import gap_names, model_config, rows_of, spans_of, tokenizer_of
@@ -160,6 +162,24 @@ def test_the_pair():
   for module in (span_corruption, toy_t5):
     with pytest.raises(ValueError, match='does not exist: use one of'):
       module.get_config('both')
+
+
+def test_rows_of_a_task_are_written_before_the_next(tmp_path, monkeypatch):
+  def compare(sessions, prompts, repeats):
+    if next(iter(sessions.values())).config.sampling.temperature:
+      raise RunError('not finite')
+    return [{'drafter': name} for name in sessions]
+
+  made = lambda config, _: types.SimpleNamespace(
+      config=config, params=types.SimpleNamespace(target=None), tokenizer=None)
+  monkeypatch.setattr(t5_pair.Session, 'from_config', made)
+  monkeypatch.setattr(t5_pair, 'load_prompts', lambda data: [])
+  monkeypatch.setattr(t5_pair.bench, 'compare', compare)
+  file = str(tmp_path / 'rows.jsonl')
+  with pytest.raises(RunError):
+    t5_pair.measure(tmp_path, {'target_loss': 1.0}, 2, 1, file)
+  rows = results.read_rows(file)
+  assert {row['task'] for row in rows} == {'greedy'} and len(rows) == 10 and rows[0]['target_loss'] == 1
 
 
 @pytest.mark.slow

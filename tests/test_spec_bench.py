@@ -3,12 +3,15 @@
 import itertools
 import types
 
+from absl import flags
+from ml_collections import ConfigDict
 import pytest
 
 from experiments.peers import readme_table, spec_bench
 from experiments.peers.contestant import Contestant
 from experiments.peers.spec_bench import Answered, Question
 from launch import timing
+from launch.errors import RunError
 from models.errors import InputError
 
 
@@ -52,6 +55,40 @@ def test_turns_follow_the_own_answers(monkeypatch):
     spec_bench.answer([one], question, Tokens(), types.SimpleNamespace(new_tokens=4, capacity=10), warmups=1)
 
 
+def test_room_is_checked_before_the_first_question(monkeypatch):
+  """The last question's second turn may not fit behind an answer of full length."""
+  monkeypatch.setattr(spec_bench, 'answer', None)
+  questions = [Question('1', 'writing', ('hello',)), Question('2', 'writing', ('hello', 'again'))]
+  needs = len('u:hello;a:;u:again;') + 2 * 4
+  with pytest.raises(InputError, match=f'question 2 may come to {needs} tokens'):
+    spec_bench.answers([], questions, Tokens(), types.SimpleNamespace(new_tokens=4, capacity=needs - 1), None)
+  spec_bench.check_room(questions, Tokens(), types.SimpleNamespace(new_tokens=4, capacity=needs))
+
+
+def test_questions_that_are_done_stay(tmp_path, monkeypatch):
+  """The second question fails; the next run answers it, and the first no more."""
+  asked, broken = [], ['2']
+
+  def answer(everyone, question, tokenizer, config, warmups):
+    asked.append((question.id, warmups))
+    if question.id in broken:
+      raise RunError('out of memory')
+    return {'specdec none': Answered(4, (1.0, 2.0, 3.0), None)}
+
+  monkeypatch.setattr(spec_bench, 'answer', answer)
+  flags.FLAGS.mark_as_parsed()
+  questions = [Question(name, 'writing', ('hello',)) for name in '123']
+  run = lambda questions: spec_bench.answers([contestant('specdec')], questions, Tokens(), ConfigDict(vars(CONFIG)),
+                                             str(tmp_path))
+  with pytest.raises(RunError):
+    run(questions)
+  broken.clear()
+  assert run(questions) == [(question, {'specdec none': Answered(4, (1.0, 2.0, 3.0), None)}) for question in questions]
+  assert asked == [('1', 3), ('2', 1), ('2', 3), ('3', 1)]
+  with pytest.raises(InputError, match='has results of other work'):
+    run([*questions[:2], Question('4', 'writing', ('hello',))])
+
+
 def test_metrics_by_hand():
   """The ratio of mean speeds, not the mean of ratios; MAT over all tokens of a category."""
   plain, lookup, other = contestant('specdec'), contestant('specdec', 'lookup', gamma=4), contestant('b', passes=None)
@@ -88,8 +125,17 @@ def test_questions(tmp_path):
     spec_bench.read_questions(str(tmp_path / 'none.jsonl'))
 
 
-def row(software, drafter, ms, setting=''):
-  return {'task': 'news', 'software': software, 'drafter': drafter, 'setting': setting, 'ms_per_token': ms}
+def row(software, drafter, ms, setting='', **run):
+  return {'task': 'news', 'software': software, 'drafter': drafter, 'setting': setting, 'ms_per_token': ms,
+          'commit': 'b', 'cpu_model': 'x', 'prompts': 2} | run
+
+
+@pytest.mark.parametrize('other', [{'commit': 'a'}, {'cpu_model': 'y'}, {'prompts': 3}])
+def test_a_line_is_of_one_run(other):
+  """Older rows of other software, however fast, do not stand beside the newest of specdec."""
+  rows = [row('specdec', 'none', 9.0, **other), row('transformers', 'none', 1.0, **other), row('specdec', 'none', 20.0),
+          row('llama.cpp', 'none', 30.0), row('llama.cpp', 'none', 2.0, **other)]
+  assert readme_table.table(rows).splitlines()[2:] == ['| news | plain | 20.0 | - | 30.0 |']
 
 
 def test_table_of_the_readme():

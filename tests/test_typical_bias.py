@@ -7,6 +7,8 @@ import pytest
 from configs import tiny
 from experiments import typical_bias
 from experiments.enumeration import table_law
+from launch.prompts import load_prompts
+from launch.session import Session
 from models.errors import InputError
 from models.table import TableModel
 from specdec.accept import RULES
@@ -22,17 +24,6 @@ def test_distance_by_hand():
   assert mean == pytest.approx(1.25 / 3) and (low, high) == pytest.approx((.25, .75))
 
 
-def test_joint_distance_is_that_of_the_definition():
-  """Half the sum of differences over all texts of three tokens, against the shortcut for a text that is certain."""
-  vocab = 3
-  law_of = table_law(np.random.default_rng(0).dirichlet(np.ones(vocab), vocab))
-  text, total = (2, 0, 2), 0.0
-  for index in np.ndindex(vocab, vocab, vocab):
-    probability = np.prod([law_of((1, *index[:place]))[index[place]] for place in range(3)])
-    total += abs(probability - (index == text)) / 2
-  assert typical_bias.joint_total_variation(law_of, [text], [(1,)]) == pytest.approx(total)
-
-
 @pytest.mark.parametrize('certain', [True, False])
 def test_law_of_typical_texts_on_tables(certain):
   """The loop's texts are the same for all seeds, and as far from the target as their probability says: not at all only
@@ -45,7 +36,10 @@ def test_law_of_typical_texts_on_tables(certain):
   texts = [engine.generate(Params(TableModel.create(table)), Request(prompts, range(seed, seed + vocab), SAMPLED,
                                                                      new_tokens)).tokens for seed in (0, 50)]
   assert texts[0] == texts[1]
-  distance = typical_bias.joint_total_variation(table_law(table), texts[0], prompts)
+  laws_TV = [[table_law(table)((*prompt, *text[:place])) for place in range(new_tokens)]
+             for prompt, text in zip(prompts, texts[0], strict=True)]
+  distance, _ = typical_bias.distances([np.array(laws_TV)[row, range(new_tokens), text]
+                                        for row, text in enumerate(texts[0])])
   assert distance == pytest.approx(0, abs=1e-6) if certain else .3 < distance < 1
 
 
@@ -59,13 +53,37 @@ def test_rows_on_the_toy():
   assert typical['total_variation'] >= typical['total_variation_of_greedy']
   low, high = typical['total_variation_interval']
   assert low <= typical['total_variation'] <= high
-  assert typical['likelihood'] == pytest.approx(1 - typical['total_variation'], abs=1e-5)
 
 
-@pytest.mark.parametrize('variant, rule, message', [
-    ('lookup', 'typical', 'is not exact'), ('self', 'rejection', 'judges point masses only')])
-def test_wrong_input(variant, rule, message):
-  config = tiny.get_config(variant)
-  config.accept.rule, config.sampling.temperature = rule, 1.0
+def test_texts_are_scored_as_they_were_drawn():
+  """At temperature 1, with no filter, what a pass over the text gives is what the loop recorded of each token."""
+  config = tiny.get_config('lookup')
+  config.sampling.temperature, config.sampling.max_new_tokens, config.engine.capacity = 1.0, 12, 256
+  config.data.limit = 1
+  session, prompts = Session.from_config(config), load_prompts(config.data)
+  said, = session.generate(prompts)
+  emitted, likeliest = typical_bias.emitted_probs(session, prompts[0], said)
+  assert np.log(emitted) == pytest.approx(said.logprobs, abs=1e-4)
+  assert (likeliest >= emitted).all() and (likeliest > emitted + 1e-3).any()
+
+
+@pytest.mark.parametrize('variant, fields, message', [
+    ('lookup', {'accept.rule': 'typical'}, 'is not exact'),
+    ('self', {}, 'judges point masses only'),
+    ('self', {'sampling.temperature': 0.0}, 'judges point masses only'),
+    ('lookup', {'target.source': 'random:tiny_encdec_target'}, 'targets without an encoder')])
+def test_wrong_input(variant, fields, message, monkeypatch):
+  monkeypatch.setattr(Session, 'generate', None)
+  config = tiny.get_config(variant).unlock()
+  config.sampling.temperature = 1.0
+  config.update_from_flattened_dict(fields)
+  config.engine.source_capacity = 64 if 'encdec' in config.target.source else 0
   with pytest.raises(InputError, match=message):
+    typical_bias.rows_of(config)
+
+
+def test_lenience_is_refused():
+  config = tiny.get_config('lookup').unlock()
+  config.accept.lenience = .5
+  with pytest.raises(InputError, match=r'accept\.lenience=0\.5'):
     typical_bias.rows_of(config)

@@ -108,6 +108,12 @@ def test_a_mesh_of_another_size_goes_on():
   assert _about({PLAIN: session}, [], 1) != about
 
 
+def test_other_drafts_are_other_work():
+  plain, one, other = (types.SimpleNamespace(config=tiny.get_config('lookup')) for _ in range(3))
+  other.config.drafter.max_ngram += 1
+  assert _about({PLAIN: plain, 'lookup': one}, [], 1) != _about({PLAIN: plain, 'lookup': other}, [], 1)
+
+
 @pytest.mark.parametrize('name', ['about.json', 'unit-00001-of-00003.json'])
 def test_broken_files_are_said_before_the_work(name, tmp_path):
   WorkUnits(str(tmp_path), ABOUT, 3).run(lambda unit: unit)

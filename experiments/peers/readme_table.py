@@ -2,8 +2,9 @@
 
     python -m experiments.peers.readme_table --rows=experiments/results/peers_cpu.jsonl
 
-What stands between the lines `<!-- peers -->` and `<!-- /peers -->` is replaced. Of a setting that was timed more than
-once the newest row counts, and of each drafter the best setting.
+What stands between the lines `<!-- peers -->` and `<!-- /peers -->` is replaced. Of a task those rows count that were
+timed as the newest row of specdec was: by the same commit, on the same processor and as many prompts. Of a setting that
+was timed more than once it is the newest, and of each drafter the best setting.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from models.errors import InputError
 
 BEGIN, END = '<!-- peers -->', '<!-- /peers -->'
 KINDS = {'none': 'plain', 'lookup': 'best lookup', 'draft': 'best with the same draft model'}
+RUN = ('commit', 'cpu_model', 'prompts')  # rows that differ in these are not compared
 SOFTWARE = ('specdec', 'transformers', 'llama.cpp')
 
 
@@ -26,6 +28,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
   Raises:
     InputError: no row of specdec.
   """
+  rows = one_run(rows)
   newest = {tuple(row.get(name) for name in ('task', 'software', 'drafter', 'setting')): row for row in rows}
   best: dict[tuple[str, str, str], float] = {}
   for (task, software, drafter, _), row in newest.items():
@@ -41,6 +44,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
   if not lines:
     raise InputError('no rows of specdec: make them with experiments.peers.timing --out')
   return '\n'.join([f'| task | | {" | ".join(SOFTWARE)} |', '|---' * (2 + len(SOFTWARE)) + '|', *lines])
+
+
+def one_run(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+  """Of each task the rows that were timed together with the newest of specdec; tasks without one have none."""
+  run_of = lambda row: tuple(row.get(name) for name in RUN)
+  newest = {row['task']: run_of(row) for row in rows if row['software'] == 'specdec'}
+  return [row for row in rows if newest.get(row['task']) == run_of(row)]
 
 
 def replaced(text: str, made: str) -> str:

@@ -1,7 +1,7 @@
 """Spec-Bench's protocol and metrics (Xia et al., 2024, arXiv 2401.07851) on the contestants of `peers.timing`.
 
     python -m experiments.peers.spec_bench --config=configs/peers.py --questions=question.jsonl \\
-        --config.new_tokens=1024 --config.capacity=4096 --out=spec_bench.jsonl
+        --config.new_tokens=1024 --config.capacity=4096 --out=spec_bench.jsonl --units_dir=spec_bench
     python -m experiments.peers.spec_bench --config=configs/peers.py:quick          our own prompts
 
 Greedy, batch 1, three warm-ups, the mean of three runs; a second turn follows the contestant's own first answer. As in
@@ -34,6 +34,7 @@ from launch.progress import track
 from launch.prompts import load_prompts
 from launch.table import Column, print_table
 from launch.timing import measure
+from launch.work_units import WorkUnits
 from models.errors import InputError
 from models.tokenizer import Tokenizer
 
@@ -104,6 +105,47 @@ def own_questions(config: Any) -> list[Question]:
   return found
 
 
+def check_room(questions: Sequence[Question], tokenizer: Tokenizer, config: Any) -> None:
+  """Refuses conversations that could outgrow the capacity, before the first is held.
+
+  Raises:
+    InputError: see above.
+  """
+  for question in questions:
+    turn = len(question.turns) - 1
+    most = len(_tokens(question, [''] * turn, turn, tokenizer)) + (turn + 1) * config.new_tokens
+    if most > config.capacity:
+      raise InputError(f'question {question.id} may come to {most} tokens, answers included: raise capacity to that, '
+                       'or lower new_tokens')
+
+
+def answers(everyone: Sequence[Contestant], questions: Sequence[Question], tokenizer: Tokenizer, config: Any,
+            units_dir: str | None) -> list[tuple[Question, dict[str, Answered]]]:
+  """All questions answered; with `units_dir` each is a unit of work there, and those that are done stay.
+
+  Raises:
+    InputError: a conversation that `capacity` has no room for, or a directory of other work.
+  """
+  check_room(questions, tokenizer, config)
+  done = []
+
+  def work(number: int) -> dict[str, Answered]:
+    done.append(number)
+    return answer(everyone, questions[number], tokenizer, config, 1 if len(done) > 1 else WARMUPS)
+
+  if units_dir is None:
+    found = [work(number) for number in track(range(len(questions)), len(questions), 'questions')]
+    return list(zip(questions, found, strict=True))
+  about = {'config': config, 'questions': questions, 'cpu_model': results.cpu_model(),
+           'contestants': [f'{contestant.name}, {contestant.version}' for contestant in everyone]}
+  units = WorkUnits(units_dir, about, len(questions))
+  if units.num_done:
+    cli.say(f'{units.num_done} of {units.count} questions are in {units_dir} already')
+  found = [{name: Answered(one['tokens'], tuple(one['seconds_R']), one['passes']) for name, one in unit.items()}
+           for unit in units.run(work)]
+  return list(zip(questions, found, strict=True))
+
+
 def answer(everyone: Sequence[Contestant], question: Question, tokenizer: Tokenizer, config: Any,
            warmups: int) -> dict[str, Answered]:
   """Every contestant's answer to all turns, in turns with the others.
@@ -114,7 +156,7 @@ def answer(everyone: Sequence[Contestant], question: Question, tokenizer: Tokeni
   said: dict[str, list[str]] = {contestant.name: [] for contestant in everyone}
   totals = {contestant.name: Answered(0, (0.0,) * RUNS, 0) for contestant in everyone}
   for turn in range(len(question.turns)):
-    ids = {name: _ids(question, answers, turn, tokenizer, config) for name, answers in said.items()}
+    ids = {name: _ids(question, texts, turn, tokenizer, config) for name, texts in said.items()}
     functions = {contestant.name: _whole(contestant, ids[contestant.name]) for contestant in everyone}
     timings = measure(functions, RUNS, warmups)
     for contestant in everyone:
@@ -129,17 +171,22 @@ def answer(everyone: Sequence[Contestant], question: Question, tokenizer: Tokeni
   return totals
 
 
-def _ids(question: Question, answers: Sequence[str], turn: int, tokenizer: Tokenizer, config: Any) -> list[int]:
-  messages = []
-  for place in range(turn):
-    messages += [{'role': 'user', 'content': question.turns[place]},
-                 {'role': 'assistant', 'content': answers[place].strip()}]
-  messages.append({'role': 'user', 'content': question.turns[turn]})
-  ids = tokenizer.encode(tokenizer.apply_chat(messages), parse_special=True)
+def _ids(question: Question, said: Sequence[str], turn: int, tokenizer: Tokenizer, config: Any) -> list[int]:
+  ids = _tokens(question, said, turn, tokenizer)
   if len(ids) + config.new_tokens > config.capacity:
     raise InputError(f'question {question.id} has {len(ids)} tokens: raise capacity above '
                      f'{len(ids) + config.new_tokens}')
   return ids
+
+
+def _tokens(question: Question, said: Sequence[str], turn: int, tokenizer: Tokenizer) -> list[int]:
+  """The conversation up to what the user says in this turn."""
+  messages = []
+  for place in range(turn):
+    messages += [{'role': 'user', 'content': question.turns[place]},
+                 {'role': 'assistant', 'content': said[place].strip()}]
+  messages.append({'role': 'user', 'content': question.turns[turn]})
+  return tokenizer.encode(tokenizer.apply_chat(messages), parse_special=True)
 
 
 def _whole(contestant: Contestant, ids: list[int]) -> Callable[[], Any]:
@@ -165,13 +212,13 @@ def rows_of(everyone: Sequence[Contestant], answered: Sequence[tuple[Question, d
           'drafter': contestant.drafter, 'setting': ', '.join(f'{k} {v}' for k, v in contestant.settings.items()),
           'questions': len(some), 'tokens_per_second': speed[contestant.name],
           'speedup': speed[contestant.name] / plain[contestant.software],
-          'mean_accepted_tokens': None if None in passes else tokens / sum(passes)})
+          'mean_accepted_tokens': None if None in passes or not sum(passes) else tokens / sum(passes)})
   return rows
 
 
-def _speed(answers: Sequence[Answered]) -> float:
+def _speed(some: Sequence[Answered]) -> float:
   """Tokens per second: the mean over questions of each run, and of that the mean over runs."""
-  return float(np.mean([[one.tokens / seconds for seconds in one.seconds_R] for one in answers]))
+  return float(np.mean([[one.tokens / seconds for seconds in one.seconds_R] for one in some]))
 
 
 def main() -> None:
@@ -181,8 +228,7 @@ def main() -> None:
   questions = read_questions(QUESTIONS.value) if QUESTIONS.value else own_questions(config)
   with tempfile.TemporaryDirectory() as directory:
     everyone, tokenizer = peers.contestants(config, directory)
-    answered = [(question, answer(everyone, question, tokenizer, config, 1 if number else WARMUPS))
-                for number, question in enumerate(track(questions, len(questions), 'questions'))]
+    answered = answers(everyone, questions, tokenizer, config, UNITS_DIR.value)
   rows = rows_of(everyone, answered)
   for row in rows if OUT.value else ():
     results.append_row(OUT.value, row | results.environment())
@@ -194,4 +240,5 @@ if __name__ == '__main__':
   CONFIG = cli.define_config('configs/peers.py')
   QUESTIONS = flags.DEFINE_string('questions', None, "Spec-Bench's question.jsonl; the config's tasks without it.")
   OUT = flags.DEFINE_string('out', None, 'JSON lines to append rows to.')
+  UNITS_DIR = flags.DEFINE_string('units_dir', None, 'Keep each answered question here, and go on from them.')
   cli.run(main)

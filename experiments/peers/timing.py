@@ -25,6 +25,7 @@ import numpy as np
 from experiments.peers import hugging_face, llama_cpp, ours
 from experiments.peers.contestant import Contestant
 from launch import cli, prompts, results, timing
+from launch.errors import RunError
 from launch.progress import track
 from launch.table import Column, print_table
 from models.errors import InputError
@@ -133,12 +134,20 @@ def encode(prompt: prompts.Prompt, tokenizer: Tokenizer, config: Any) -> list[in
 
 
 def _row(contestant: Contestant, task: str, timed: Sequence[_Timed]) -> dict[str, Any]:
-  per_token = [1e3 * one.seconds / one.counted for one in timed]
+  """Times are of the prompts that were answered by more than the token that is not counted.
+
+  Raises:
+    RunError: there is none.
+  """
+  counted = [one for one in timed if one.counted > 0]
+  if not counted:
+    raise RunError(f'{contestant.name} ended every text of {task} at its first token, so there is nothing to time')
+  per_token = [1e3 * one.seconds / one.counted for one in counted]
   return {
       'task': task, 'software': contestant.software, 'version': contestant.version, 'drafter': contestant.drafter,
       'settings': contestant.settings, 'setting': ', '.join(f'{k} {v}' for k, v in contestant.settings.items()),
       'prompts': len(timed), 'new_tokens': sum(len(one.ids) for one in timed),
-      'ms_per_token': 1e3 * sum(one.seconds for one in timed) / sum(one.counted for one in timed),
+      'ms_per_token': 1e3 * sum(one.seconds for one in counted) / sum(one.counted for one in counted),
       'ms_per_token_p10': float(np.percentile(per_token, 10)), 'ms_per_token_p90': float(np.percentile(per_token, 90)),
       'texts': [one.ids for one in timed]}
 

@@ -22,8 +22,8 @@ class Group(enum.Enum):
 
 WHERE = frozenset(('jax_version', 'backend', 'device_kind', 'num_devices', 'cpu_model', 'cpu_cores', 'commit'))
 SETTINGS = frozenset((
-    'task', 'name', 'id', 'prompt', 'pair', 'target', 'dtype', 'drafter', 'draft', 'rule', 'gamma', 'temperature',
-    'top_k', 'top_p', 'batch', 'capacity', 'rows', 'prompts', 'samples', 'base', 'config', 'variant', 'topology',
+    'task', 'name', 'id', 'prompt', 'target', 'dtype', 'drafter', 'draft', 'rule', 'gamma', 'temperature', 'top_k',
+    'top_p', 'batch', 'most_batch', 'capacity', 'rows', 'prompts', 'samples', 'base', 'config', 'variant', 'topology',
     'chips', 'hosts', 'compiled_gamma', 'assumptions', 'software', 'version', 'setting', 'settings', 'planted', 'rung',
     'check', 'limit', 'phase', 'sampling', 'metric', 'method', 'width', 'seed', 'shots'))
 # Of rows that do not say where they ran, those that a measurement names nevertheless.
