@@ -124,7 +124,7 @@ def test_figures_stand_under_their_heads(page):
     ('speedup', {'backend': 'cpu'}, Group.MEASURED), ('speedup', {}, Group.MEASURED),
     ('temp_mib', {'topology': 'v4-8'}, Group.COMPILED), ('tokens_per_pass', {'topology': 'v4-8'}, Group.SETTING),
     ('tokens_per_pass', {'backend': 'cpu'}, Group.MEASURED), ('anything', {}, Group.RECORDED),
-    ('measured_ms_per_token', {'topology': 'v4-8'}, Group.MEASURED), ('pair', {'backend': 'cpu'}, Group.SETTING),
+    ('measured_ms_per_token', {'topology': 'v4-8'}, Group.MEASURED), ('most_batch', {'backend': 'cpu'}, Group.SETTING),
     ('engine.rows', {'backend': 'cpu'}, Group.SETTING)])
 def test_groups(key, row, group):
   assert group_of(key, row) is group
