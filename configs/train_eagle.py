@@ -6,19 +6,21 @@
 
 Variants: `unrolled` (the head reads its own guesses in training, as EAGLE-3 does: what the project ships), `eagle1`
 (the loss of the first paper: features and .1 of the law, with noise) and `eagle3` (reads three layers and has an LM
-head of its own; it decodes with --config.drafter.version=3 --config.drafter.taps="(1,14,26)"). The last two end up in
-results/train_eagle1 and results/train_eagle3.
+head of its own; it decodes with --config.drafter.version=3 --config.drafter.taps="(1,14,26)"); `token` and `feature`
+read only that part of a pair, to see what each is worth. Each but the first ends up in results/train_VARIANT.
 """
 
 from ml_collections import ConfigDict
 
+UNROLLED = {'inputs': 'both', 'steps': 3, 'token_loss': 'kl', 'labels': 'law', 'token_weight': 1.0,
+            'feature_weight': 0.2, 'noise': 0.0, 'decay': 0.8, 'roots': 256}
 LOSSES = {
-    'unrolled': {'steps': 3, 'token_loss': 'kl', 'labels': 'law', 'token_weight': 1.0, 'feature_weight': 0.2,
-                 'noise': 0.0, 'decay': 0.8, 'roots': 256},
-    'eagle1': {'steps': 1, 'token_loss': 'cross_entropy', 'labels': 'law', 'token_weight': 0.1, 'feature_weight': 1.0,
-               'noise': 0.1, 'decay': 1.0, 'roots': 256},
-    'eagle3': {'steps': 4, 'token_loss': 'kl', 'labels': 'law', 'token_weight': 1.0, 'feature_weight': 0.0,
-               'noise': 0.0, 'decay': 0.8, 'roots': 256},
+    'unrolled': UNROLLED,
+    'eagle1': UNROLLED | {'steps': 1, 'token_loss': 'cross_entropy', 'token_weight': 0.1, 'feature_weight': 1.0,
+                          'noise': 0.1, 'decay': 1.0},
+    'eagle3': UNROLLED | {'steps': 4, 'feature_weight': 0.0},
+    'token': UNROLLED | {'inputs': 'token'},
+    'feature': UNROLLED | {'inputs': 'feature'},
 }
 
 

@@ -42,7 +42,7 @@ from models.sharding import put_whole, shardings
 from specdec.training.acceptance import measured_ranks, simulated_tokens_per_pass
 from specdec.training.config import TrainConfig
 from specdec.training.distill import DistillObjective
-from specdec.training.eagle import EagleObjective
+from specdec.training.eagle import EagleObjective, read_only
 from specdec.training.frozen import Frozen, split
 from specdec.training.held_out import HeldOut
 from specdec.training.kept_vectors import with_vectors
@@ -257,10 +257,13 @@ def eagle(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarra
   head = cast(_with_ids(EagleHead(shape, nnx.Rngs(config.train.seed)), ids_U), 'float32')
   if section.version == 1:
     begin_as_last_layer(head, target)
+    head.fc[...] = read_only(head.fc[...], config.loss.get('inputs', 'both'))
   graph, trainable, rest = _parts(_placed(head), config.train.dtype)
   objective = _objective(EagleObjective, config, graph, num_tokens)
   if section.version == 3 and objective.feature_weight:
     raise InputError('loss.feature_weight must be 0 for a head of version 3, which has no feature to be like')
+  if section.version == 3 and objective.inputs != 'both':
+    raise InputError("loss.inputs must be 'both' for a head of version 3, which projects features alone")
   save = lambda parameters, directory: save_eagle(
       cast(nnx.merge(graph, parameters, rest), section.dtype), directory, taps)
   return Trained(objective, trainable, Frozen(target, rest), section.levels, save)

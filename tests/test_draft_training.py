@@ -314,3 +314,14 @@ def test_joint_training_moves_the_target_and_the_heads():
   for name, rate in ((HEADS, 0.04), (BACKBONE, 0.01)):
     jax.tree.map(lambda update, grad, rate=rate: np.testing.assert_allclose(update, -rate * grad, rtol=1e-5),
                  updates[name], grads[name])
+
+
+@pytest.mark.parametrize('inputs', ['token', 'feature'])
+def test_a_part_that_is_not_read_learns_nothing(inputs):
+  """Its half of the projection gets no gradient, so that the file of a head that began without it has zeros there."""
+  objective, trainable, frozen = setting('eagle', head_of('eagle'), inputs=inputs, steps=2)
+  batch = batch_of(texts(), 40)
+  grads = jax.grad(lambda trainable: objective.loss(trainable, frozen, batch, jax.random.key(0))[0])(trainable)
+  token_DD, feature_DD = jnp.split(grads['fc'].get_value(), 2, axis=1)
+  read, unread = (token_DD, feature_DD) if inputs == 'token' else (feature_DD, token_DD)
+  assert jnp.any(read != 0) and not jnp.any(unread)

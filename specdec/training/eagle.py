@@ -24,6 +24,8 @@ from specdec.training.labels import check_labels, labels_of
 from specdec.training.losses import LOSSES, check_loss, masked_sum, overlap, smooth_l1
 from specdec.training.roots import all_places, at, roots_of
 
+INPUTS = ('both', 'token', 'feature')
+
 
 def unroll(weights: EagleWeights, batch: dict[str, Array], features_BTF: Array, steps: int,
            roots_BN: Array) -> Iterator[Array]:
@@ -56,6 +58,14 @@ def _with_room(cache: KVCache, slots: int) -> KVCache:
                        position_BS=jnp.pad(cache.position_BS, ((0, 0), (0, slots))))
 
 
+def read_only(fc_DX: Array, inputs: str) -> Array:
+  """The projection of pairs, token first, without the part that is not read."""
+  if inputs == 'both':
+    return fc_DX
+  is_token_X = jnp.arange(fc_DX.shape[1]) < fc_DX.shape[1] // 2
+  return jnp.where(is_token_X == (inputs == 'token'), fc_DX, 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class EagleObjective:
   """Σ over steps s of decay^s (token_weight · token loss + feature_weight · smooth L1).
@@ -69,6 +79,7 @@ class EagleObjective:
     steps: unrolled.
     token_loss: one of `losses.LOSSES`.
     labels: one of `labels.LABELS`.
+    inputs: 'both'; or 'token' or 'feature', the only part of a pair that is read (the paper's ablation, figure 10).
     noise: the features read in step 0 are shifted by U(-noise, noise).
     roots: pairs of each row that guesses begin with (`roots.roots_of`).
   """
@@ -78,6 +89,7 @@ class EagleObjective:
   steps: int = 3
   token_loss: str = 'kl'
   labels: str = 'law'
+  inputs: str = 'both'
   token_weight: float = 1.0
   feature_weight: float = 0.2
   noise: float = 0.0
@@ -86,6 +98,8 @@ class EagleObjective:
 
   def __post_init__(self):
     check_labels(self.labels)
+    if self.inputs not in INPUTS:
+      raise InputError(f'inputs={self.inputs!r} are unknown: use one of {", ".join(INPUTS)}')
     check_loss(self.token_loss, self.decay, self.roots, token_weight=self.token_weight,
                feature_weight=self.feature_weight, noise=self.noise)
     if self.steps < 1 or not self.token_weight + self.feature_weight:
@@ -132,7 +146,9 @@ class EagleObjective:
     return seen.hidden_BTD if seen.taps_BTF is None else seen.taps_BTF
 
   def _weights(self, trainable: nnx.State, frozen: Frozen) -> EagleWeights:
-    return EagleWeights.create(nnx.merge(self.graph, trainable, frozen.rest), frozen.target)
+    head = nnx.merge(self.graph, trainable, frozen.rest)
+    head.fc[...] = read_only(head.fc[...], self.inputs)
+    return EagleWeights.create(head, frozen.target)
 
   def _ids(self, weights: EagleWeights) -> Array | None:
     ids = weights.head.draft_ids
