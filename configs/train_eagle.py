@@ -13,11 +13,11 @@ read only that part of a pair, to see what each is worth. Each but the first end
 from ml_collections import ConfigDict
 
 UNROLLED = {'inputs': 'both', 'steps': 3, 'token_loss': 'kl', 'labels': 'law', 'token_weight': 1.0,
-            'feature_weight': 0.2, 'noise': 0.0, 'decay': 0.8, 'roots': 256}
+            'feature_weight': 0.2, 'noise': 0.0, 'decay': 0.8, 'roots': 384, 'unroll_from': 900}
 LOSSES = {
     'unrolled': UNROLLED,
     'eagle1': UNROLLED | {'steps': 1, 'token_loss': 'cross_entropy', 'token_weight': 0.1, 'feature_weight': 1.0,
-                          'noise': 0.1, 'decay': 1.0},
+                          'noise': 0.1, 'decay': 1.0, 'unroll_from': 0},
     'eagle3': UNROLLED | {'steps': 4, 'feature_weight': 0.0},
     'token': UNROLLED | {'inputs': 'token'},
     'feature': UNROLLED | {'inputs': 'feature'},
@@ -44,7 +44,7 @@ def get_config(variant: str = 'unrolled') -> ConfigDict:
           'keep_vectors': variant != 'eagle3',
       },
       'train': {
-          'objective': 'eagle', 'directory': f'results/{name}', 'steps': 900, 'batch': 4, 'accumulate': 2,
+          'objective': 'eagle', 'directory': f'results/{name}', 'steps': 1350, 'batch': 4, 'accumulate': 1,
           'learning_rate': 1e-3, 'warmup_steps': 50, 'final_share': 0.1, 'beta2': 0.95, 'weight_decay': 0.0,
           'clip_norm': 0.5, 'seed': 0, 'dtype': 'float32', 'log_every': 10, 'eval_every': 450, 'save_every': 100,
           'keep': 2},

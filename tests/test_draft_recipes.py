@@ -214,7 +214,8 @@ WRONG = {
     'draft.num_layers': 0, 'draft.start': 'nowhere', 'draft.vocab': -1, 'draft.levels': 0, 'draft.dtype': 'int8',
     'draft.version': 2, 'draft.taps': (7,), 'draft.num_heads': 0, 'loss.token_loss': 'foo', 'loss.labels': 'words',
     'loss.inputs': 'words', 'loss.steps': 0, 'loss.token_weight': -1.0, 'loss.feature_weight': float('nan'),
-    'loss.noise': -0.1, 'loss.decay': 1.5, 'loss.roots': -1, 'data.corpus': 'nowhere', 'data.row_tokens': 1}
+    'loss.noise': -0.1, 'loss.unroll_from': -1, 'loss.decay': 1.5, 'loss.roots': -1, 'data.corpus': 'nowhere',
+    'data.row_tokens': 1}
 EITHER = {'draft.borrows_head', 'data.keep_vectors'}
 
 

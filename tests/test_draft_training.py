@@ -325,3 +325,23 @@ def test_a_part_that_is_not_read_learns_nothing(inputs):
   token_DD, feature_DD = jnp.split(grads['fc'].get_value(), 2, axis=1)
   read, unread = (token_DD, feature_DD) if inputs == 'token' else (feature_DD, token_DD)
   assert jnp.any(read != 0) and not jnp.any(unread)
+
+
+def test_unrolling_begins_at_its_step():
+  """Before it loss, gradient and what is counted are those of one step; from it on, of all."""
+  head, batch, key = head_of('eagle'), batch_of(texts(), 40), jax.random.key(0)
+  objective, trainable, frozen = setting('eagle', head, steps=3, unroll_from=5)
+
+  def learnt(objective, step=None):
+    at = lambda trainable, step: (objective.at_step(step) if step is not None else objective).loss(
+        trainable, frozen, batch, key)
+    return jax.jit(jax.value_and_grad(at, has_aux=True))(trainable, step)
+
+  for step, steps in ((4, 1), (5, 3)):
+    (loss, sums), grads = learnt(objective, jnp.asarray(step))
+    (same, its), theirs = learnt(setting('eagle', head, steps=steps)[0])
+    assert float(loss) == pytest.approx(float(same), rel=1e-5)
+    for name, value in its.items():
+      assert float(sums[name]) == pytest.approx(float(value), rel=1e-5), name
+    for mine, other in zip(jax.tree.leaves(grads), jax.tree.leaves(theirs), strict=True):
+      np.testing.assert_allclose(mine, other, atol=1e-5 * float(jnp.abs(other).max() + 1))

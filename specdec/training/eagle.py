@@ -82,6 +82,8 @@ class EagleObjective:
     inputs: 'both'; or 'token' or 'feature', the only part of a pair that is read (the paper's ablation, figure 10).
     noise: the features read in step 0 are shifted by U(-noise, noise).
     roots: pairs of each row that guesses begin with (`roots.roots_of`).
+    unroll_from: before so many steps of training only the first of `steps` is learnt, at half the cost.
+    unrolls: whether all are, in the step at hand (`at_step`).
   """
 
   graph: nnx.GraphDef
@@ -95,9 +97,13 @@ class EagleObjective:
   noise: float = 0.0
   decay: float = 1.0
   roots: int = 0
+  unroll_from: int = 0
+  unrolls: Array | bool = True
 
   def __post_init__(self):
     check_labels(self.labels)
+    if self.unroll_from < 0:
+      raise InputError(f'unroll_from={self.unroll_from} must be 0 or more steps of training')
     if self.inputs not in INPUTS:
       raise InputError(f'inputs={self.inputs!r} are unknown: use one of {", ".join(INPUTS)}')
     check_loss(self.token_loss, self.decay, self.roots, token_weight=self.token_weight,
@@ -106,8 +112,20 @@ class EagleObjective:
       raise InputError(f'steps={self.steps}, token_weight={self.token_weight}, feature_weight={self.feature_weight}: '
                        'nothing is learnt; use 1 step or more, and a weight above 0')
 
+  def at_step(self, step: Array) -> 'EagleObjective':
+    """See `specdec.training.step.Changing`."""
+    return dataclasses.replace(self, unrolls=step >= self.unroll_from) if self.unroll_from else self
+
   def loss(self, trainable: nnx.State, frozen: Frozen, batch: dict[str, Array],
            key: Array) -> tuple[Array, dict[str, Array]]:
+    if self.unrolls is True:
+      return self._loss(self.steps, trainable, frozen, batch, key)
+    learn = lambda steps: lambda: self._loss(steps, trainable, frozen, batch, key)
+    return jax.lax.cond(self.unrolls, learn(self.steps), learn(1))
+
+  def _loss(self, steps: int, trainable: nnx.State, frozen: Frozen, batch: dict[str, Array],
+            key: Array) -> tuple[Array, dict[str, Array]]:
+    """Of the first `steps` of all."""
     seen, weights = observe(frozen.target, batch, self.num_tokens), self._weights(trainable, frozen)
     noise_key, roots_key = jax.random.split(key)
     features_BTF, ids_U, width = self._features(seen), self._ids(weights), batch['tokens'].shape[1]
@@ -116,7 +134,7 @@ class EagleObjective:
     roots_BN = roots_of(batch, self.roots, roots_key)
     law_BTU = labels_of(self.labels, rows_of_head(frozen.target, ids_U, self.num_tokens), seen, batch, ids_U)
     total, sums, found, counts = jnp.zeros(()), {}, [], []
-    for step, guess_BND in enumerate(unroll(weights, batch, features_BTF, self.steps, roots_BN)):
+    for step, guess_BND in enumerate(unroll(weights, batch, features_BTF, steps, roots_BN)):
       about_BN = jnp.minimum(roots_BN + 1 + step, width - 1)  # the token whose vector is guessed, and what follows it
       counts_BN, law_BNU = at(counted(batch, 2) & counted(batch, 2 + step), roots_BN), at(law_BTU, about_BN)
       logits_BNU = self._logits(weights, guess_BND)
@@ -128,6 +146,8 @@ class EagleObjective:
         sums['overlap'] = masked_sum(overlap(law_BNU, logits_BNU), counts_BN)
       found.append(ranks(logits_BNU, at(shifted(batch['tokens'], 1), about_BN), counts_BN, ids_U))
       counts.append(counts_BN)
+    found += [jnp.full_like(found[0], UNASKED)] * (self.steps - steps)
+    counts += [jnp.zeros_like(counts[0])] * (self.steps - steps)
     counts_BNM = jnp.stack(counts, axis=-1)
     sums |= agreement(jnp.stack(found, axis=-1), counts_BNM)
     return total, jax.lax.stop_gradient(sums) | {'count': jnp.sum(counts_BNM[..., 0], dtype=jnp.float32)}
@@ -146,7 +166,7 @@ class EagleObjective:
     return seen.hidden_BTD if seen.taps_BTF is None else seen.taps_BTF
 
   def _weights(self, trainable: nnx.State, frozen: Frozen) -> EagleWeights:
-    head = nnx.merge(self.graph, trainable, frozen.rest)
+    head = nnx.merge(self.graph, jax.tree.map(lambda x: x, trainable), frozen.rest)  # a copy, which may be changed
     head.fc[...] = read_only(head.fc[...], self.inputs)
     return EagleWeights.create(head, frozen.target)
 
