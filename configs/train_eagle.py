@@ -13,7 +13,7 @@ read only that part of a pair, to see what each is worth. Each but the first end
 from ml_collections import ConfigDict
 
 UNROLLED = {'inputs': 'both', 'steps': 3, 'token_loss': 'kl', 'labels': 'law', 'token_weight': 1.0,
-            'feature_weight': 0.2, 'noise': 0.0, 'decay': 0.8, 'roots': 384, 'unroll_from': 900}
+            'feature_weight': 0.2, 'noise': 0.0, 'decay': 0.8, 'roots': 384, 'unroll_from': 680}
 LOSSES = {
     'unrolled': UNROLLED,
     'eagle1': UNROLLED | {'steps': 1, 'token_loss': 'cross_entropy', 'token_weight': 0.1, 'feature_weight': 1.0,
@@ -44,8 +44,8 @@ def get_config(variant: str = 'unrolled') -> ConfigDict:
           'keep_vectors': variant != 'eagle3',
       },
       'train': {
-          'objective': 'eagle', 'directory': f'results/{name}', 'steps': 1350, 'batch': 4, 'accumulate': 1,
-          'learning_rate': 1e-3, 'warmup_steps': 50, 'final_share': 0.1, 'beta2': 0.95, 'weight_decay': 0.0,
+          'objective': 'eagle', 'directory': f'results/{name}', 'steps': 1000, 'batch': 4, 'accumulate': 1,
+          'learning_rate': 3e-4, 'warmup_steps': 50, 'final_share': 0.1, 'beta2': 0.95, 'weight_decay': 0.0,
           'clip_norm': 0.5, 'seed': 0, 'dtype': 'float32', 'log_every': 10, 'eval_every': 450, 'save_every': 100,
           'keep': 2},
       'mesh': {'data': 1, 'model': 1},
