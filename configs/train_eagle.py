@@ -45,6 +45,8 @@ def get_config(variant: str = 'unrolled') -> ConfigDict:
       },
       'train': {
           'objective': 'eagle', 'directory': f'results/{name}', 'steps': 1000, 'batch': 4, 'accumulate': 1,
+          # The projection reads 2 x 576 numbers of size 1, and no norm: at 1e-3 one step of Adam moves a feature by
+          # its own size. Measured after 60 steps: 21 % of first guesses are right, 17 % at 1e-3; 3e-3 diverges.
           'learning_rate': 3e-4, 'warmup_steps': 50, 'final_share': 0.1, 'beta2': 0.95, 'weight_decay': 0.0,
           'clip_norm': 0.5, 'seed': 0, 'dtype': 'float32', 'log_every': 10, 'eval_every': 450, 'save_every': 100,
           'keep': 2},
