@@ -81,13 +81,19 @@ def costs(session: Session, max_nodes: int, repeats: int) -> tuple[list[float], 
   return verify_cost.tolist(), seconds['draft'] / parts.drafts_per_call / (seconds[1] / PASSES)
 
 
+def by_level(session: Session, draft_cost: float) -> tuple[float, float]:
+  """What a level of the session's draft costs, and what the draft costs besides: all levels of Medusa cost as one."""
+  if session.config.drafter.name == 'medusa':
+    return 0.0, draft_cost
+  return draft_cost / session.engine.levels, 0.0
+
+
 def planned(session: Session, ranks_NTM: np.ndarray, num_ranks: int, max_nodes: int, repeats: int) -> dict[str, Any]:
   """What goes into the file."""
   table_KI = acceptance_table(ranks_NTM, num_ranks)
   verify_cost, draft_cost = costs(session, max_nodes, repeats)
-  at_once = isinstance(session.params.draft, MedusaParams)  # all levels of a draft cost what one does
-  level_cost = 0.0 if at_once else draft_cost / session.engine.levels
-  best: Plan = plan(table_KI, verify_cost, level_cost, overhead=draft_cost if at_once else 0.0, max_nodes=max_nodes)
+  level_cost, overhead = by_level(session, draft_cost)
+  best: Plan = plan(table_KI, verify_cost, level_cost, overhead, max_nodes)
   facts = {'tree': best.tree, 'nodes': len(best.tree), 'expected_tokens': best.tokens, 'cost': best.cost,
            'expected_speedup': best.speedup, 'acceptance': table_KI, 'verify_cost': verify_cost,
            'draft_cost': draft_cost, 'level_cost': level_cost, 'drafter': session.config.drafter}

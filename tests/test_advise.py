@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs import smollm2, tiny
-from experiments import advice, advise
+from experiments import advice, advice_costs, advice_drafts, advise
 from experiments.advice import Acceptance, MeasuredCosts, PlannedCosts
 from launch import results
 from launch.errors import RunError
@@ -129,13 +129,13 @@ def test_batch_of_the_config_is_timed(monkeypatch):
     calls.append((batch, widths))
     return dict.fromkeys(widths, float(batch)), {one.name: batch / 10 for one in candidates}
 
-  monkeypatch.setattr(advise, '_timed', timed)
+  monkeypatch.setattr(advice_costs, '_timed', timed)
   config = tiny.get_config('lookup')
   config.engine.batch = 3
   session = types.SimpleNamespace(engine=types.SimpleNamespace(gamma=7, drafter=types.SimpleNamespace(name='lookup')),
                                   encode=list)
-  one = advise.Candidate('lookup', config, acceptance(WORKED), session)
-  costs, = advise.measured_costs([one], ['abc', 'a', 'ab'], 6, 1)
+  one = advice_drafts.Candidate('lookup', config, acceptance(WORKED), session)
+  costs, = advice_costs.measured_costs([one], ['abc', 'a', 'ab'], 6, 1)
   assert calls == [(1, [1, 2, 4, 8]), (2, [1, 2, 4, 8]), (3, [*range(1, 9)]), (4, [1, 2, 4, 8]), (6, [1, 2, 4, 8])]
   assert [costs.passes(3, 5), costs.draft(3, 4), costs.passes(5, 1)] == [3, .3, 5]
 
@@ -226,7 +226,7 @@ def test_a_slice_from_counts(tmp_path, monkeypatch):
   counts = acceptance(WORKED, widths=(5,))
   counted = {'draft': 'self', 'rule': 'rejection', 'temperature': 0.0, 'top_k': 0, 'top_p': 1.0}
   results.write_json(str(file), {'rows': [counted | {'measured_counts': counts}]})
-  monkeypatch.setattr(advise, 'plan_slice', lambda config, *_, **__: facts(config.engine.batch))
+  monkeypatch.setattr(advice_costs, 'plan_slice', lambda config, *_, **__: facts(config.engine.batch))
   monkeypatch.setattr(advise, 'load_prompts', None)
   config = tiny.get_config('self')
   config.engine.gamma = 4
@@ -236,18 +236,18 @@ def test_a_slice_from_counts(tmp_path, monkeypatch):
   assert [row['prompts'], row['predicted_stops_paying_at']] == [1, None]
   config.engine.gamma = 3
   with pytest.raises(InputError, match=r'not about self with engine.gamma=3: it counted self with engine.gamma=4'):
-    advise.counted({'self': config}, str(file))
+    advice_drafts.counted({'self': config}, str(file))
   config.engine.gamma = 4
   for field, value in {'accept.rule': 'block', 'sampling.temperature': 1.0, 'sampling.top_p': .9,
                        'sampling.top_k': 7}.items():
     other = config.copy_and_resolve_references()
     other.update_from_flattened_dict({field: value})
     with pytest.raises(InputError, match=f'counted self at {field.partition(".")[2]}=.*, not {value}: ask for that'):
-      advise.counted({'self': other}, str(file))
+      advice_drafts.counted({'self': other}, str(file))
   for text in ('{', '{"rows": [{"draft": "self", "measured_counts": {}}]}', '{"rows": 1}'):
     file.write_text(text)
     with pytest.raises(InputError, match='holds no counts'):
-      advise.counted({'self': config}, str(file))
+      advice_drafts.counted({'self': config}, str(file))
 
 
 def test_batches_that_do_not_fit(monkeypatch, capsys):
@@ -259,15 +259,15 @@ def test_batches_that_do_not_fit(monkeypatch, capsys):
     planned.append(config.engine.batch)
     return facts(config.engine.batch, fits=config.engine.batch < 8)
 
-  monkeypatch.setattr(advise, 'plan_slice', plan)
+  monkeypatch.setattr(advice_costs, 'plan_slice', plan)
   config = tiny.get_config('self')
   config.engine.batch = 3
-  costs = advise.planned_costs(config, 'v4-32', (), 32)
+  costs = advice_costs.planned_costs(config, 'v4-32', (), 32)
   assert planned == [3, 1, 2, 4, 8] and costs.batches == [1, 2, 3, 4]
   assert 'no more than 4 rows are planned: 8 do not fit on v4-32' in capsys.readouterr().out
   config.engine.batch = 9
   with pytest.raises(InputError, match=r'engine.batch=9: too big'):
-    advise.planned_costs(config, 'v4-32', (), 32)
+    advice_costs.planned_costs(config, 'v4-32', (), 32)
 
 
 def test_a_batch_past_the_largest_is_refused_first(monkeypatch):
@@ -280,8 +280,9 @@ def test_a_batch_past_the_largest_is_refused_first(monkeypatch):
 
 def test_lookup_of_whole_drafts_has_one_gamma():
   """What is found for four tokens is not what is found for two."""
-  assert not advise.drafts_whole(Lookup(partial=True)) and advise.drafts_whole(LookupTree(partial=True, branches=2))
-  assert advise.drafts_whole(Lookup(partial=False)) and acceptance(WORKED, whole=True).gammas == [4]
+  assert not advice_drafts.drafts_whole(Lookup(partial=True))
+  assert advice_drafts.drafts_whole(LookupTree(partial=True, branches=2))
+  assert advice_drafts.drafts_whole(Lookup(partial=False)) and acceptance(WORKED, whole=True).gammas == [4]
 
 
 def test_check_times_what_was_asked_for(monkeypatch):
@@ -292,9 +293,9 @@ def test_check_times_what_was_asked_for(monkeypatch):
   session = types.SimpleNamespace(params=types.SimpleNamespace(target=None), tokenizer=None)
   config = tiny.get_config('lookup')
   config.engine.batch, config.engine.widths = 3, (1, 3, 5)
-  assert advise.check(advise.Candidate('lookup', config, acceptance(WORKED), session), 2, 1) == 1.5
+  assert advise.check(advice_drafts.Candidate('lookup', config, acceptance(WORKED), session), 2, 1) == 1.5
   heads = smollm2.get_config('medusa')
-  advise.check(advise.Candidate('medusa', heads, acceptance(WORKED), session), 3, 1)
+  advise.check(advice_drafts.Candidate('medusa', heads, acceptance(WORKED), session), 3, 1)
   assert [(one.engine.gamma, one.engine.widths, one.engine.batch) for one in seen] == [(2, (1, 3), 3), (3, (1,), 1)]
   assert seen[1].drafter.tree == ((0,), (0, 0), (0, 0, 0)) and config.engine.gamma == 4
 
@@ -325,7 +326,7 @@ def test_planned_tree(monkeypatch):
   config.sampling.temperature = 1.0
   session = types.SimpleNamespace(engine=types.SimpleNamespace(drafter=drafter), params=None, config=config,
                                   tokenizer=types.SimpleNamespace(num_tokens=10))
-  one = advise.Candidate('medusa', config, acceptance(WORKED), session)
+  one = advice_drafts.Candidate('medusa', config, acceptance(WORKED), session)
   found = advise._planned_tree(one, FREE, 1)
   assert found['tree'] == ((0,), (0, 0)) and found['predicted_tree_speedup'] == pytest.approx(3, rel=.1)
   drafter.draws = True
@@ -336,9 +337,9 @@ def test_planned_tree(monkeypatch):
 
 def test_wrong_input():
   with pytest.raises(InputError, match='no draft to judge'):
-    advise.draft_configs(tiny.get_config('none'), [])
+    advice_drafts.draft_configs(tiny.get_config('none'), [])
   config = tiny.get_config('lookup')
   config.engine.adaptive.enabled = True
   with pytest.raises(InputError, match=r'engine\.adaptive\.enabled to False'):
-    advise.draft_configs(config, [])
-  assert list(advise.draft_configs(tiny.get_config('self'), ['configs/tiny.py:self'])) == ['self', 'self 2']
+    advice_drafts.draft_configs(config, [])
+  assert list(advice_drafts.draft_configs(tiny.get_config('self'), ['configs/tiny.py:self'])) == ['self', 'self 2']
