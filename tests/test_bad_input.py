@@ -13,6 +13,7 @@ import safetensors.numpy
 
 from models.config import DecoderConfig
 from models.loading import export_hf
+from tests.forked import statuses
 from tests.models.random_decoder import random_decoder
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -21,22 +22,6 @@ TINY, SMOLLM2 = f'--config={ROOT}/configs/tiny.py', f'--config={ROOT}/configs/sm
 SWEEP = f'--config={ROOT}/configs/sweep_gamma.py'
 WHOLE = [SMOLLM2 + ':none', '--config.target.source=FILES/whole', '--raw']
 JSON = '--json_out=result.json'
-
-# Runs each command in a process of its own; what they all import is imported once.
-DRIVER = '''
-import json, os, runpy, sys
-import launch.session, launch.table
-for directory, module, arguments in json.load(sys.stdin):
-  child = os.fork()
-  if not child:
-    for number, name in ((1, 'stdout'), (2, 'stderr')):
-      os.dup2(os.open(f'{directory}.{name}', os.O_WRONLY | os.O_CREAT), number)
-    os.chdir(directory)
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name='__main__', alter_sys=True)
-    sys.exit()
-  print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-'''
 
 # Name -> flags (in which FILES is the folder of `files`), and what the line must say.
 GENERATE = {
@@ -133,12 +118,10 @@ def _checkpoints(folder: pathlib.Path) -> None:
 def ended(files, tmp_path_factory) -> dict[str, tuple[int, pathlib.Path]]:
   """Status and directory of each command. What a command printed lies beside its directory."""
   places = {name: tmp_path_factory.mktemp('case') for name in GENERATE}
-  cases = [(str(places[name]), 'launch.generate', [JSON, *(flag.replace('FILES', str(files)) for flag in flags)])
-           for name, (flags, _) in GENERATE.items()]
-  done = subprocess.run(
-      [sys.executable, '-c', DRIVER], input=json.dumps(cases), text=True, capture_output=True, cwd=ROOT,
-      env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}, check=True)
-  return dict(zip(places, zip(map(int, done.stdout.split()), places.values(), strict=True), strict=True))
+  found = statuses([(str(place), str(place), 'launch.generate',
+                     [JSON, *(flag.replace('FILES', str(files)) for flag in GENERATE[name][0])])
+                    for name, place in places.items()])
+  return dict(zip(places, zip(found, places.values(), strict=True), strict=True))
 
 
 def assert_one_line(status: int, stdout: str, stderr: str, expected: str) -> None:

@@ -1,40 +1,23 @@
 """The pages of docs/: every command in them is run, toys in the place of large models; every link leads somewhere."""
 
 import dataclasses
-import json
 import os
 import pathlib
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from models.config import DecoderConfig
 from models.loading import export_hf
+from tests.forked import statuses
 from tests.models.random_decoder import random_decoder
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = sorted((ROOT / 'docs').glob('*.md'))
 MODEL = DecoderConfig.tiny(vocab_size=480, max_positions=2048)
-
-# Imports once; runs each command in a child of its own and in the directory of its page.
-DRIVER = '''
-import json, os, runpy, sys
-import launch.session, launch.table
-for directory, number, module, arguments in json.load(sys.stdin):
-  child = os.fork()
-  if not child:
-    for stream, name in ((1, 'stdout'), (2, 'stderr')):
-      os.dup2(os.open(f'{directory}/{number}.{name}', os.O_WRONLY | os.O_CREAT), stream)
-    os.chdir(directory)
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name='__main__', alter_sys=True)
-    sys.exit()
-  print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-'''
 
 # What is added so that a command is quick.
 SHORT = {'launch.generate': ['--config.sampling.max_new_tokens=4'],
@@ -88,12 +71,9 @@ def ended(places, tmp_path_factory) -> dict[tuple[str, int], int]:
   for name in ('model', 'draft'):
     shutil.copy(ROOT / 'tests' / 'fixtures' / 'tokenizers' / 'tokenizer.model', folder / name)
   ours = [(page, number, words) for page, number, words in COMMANDS if words[:2] == ['python', '-m']]
-  cases = [(str(places[page]), number, *with_toys(words, folder)) for page, number, words in ours]
-  done = subprocess.run(
-      [sys.executable, '-c', DRIVER], input=json.dumps(cases), text=True, capture_output=True, cwd=ROOT,
-      env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}, check=True)
-  return {(page, number): int(status)
-          for (page, number, _), status in zip(ours, done.stdout.split(), strict=True)}
+  found = statuses([(str(places[page]), str(places[page] / str(number)), *with_toys(words, folder))
+                    for page, number, words in ours])
+  return {(page, number): status for (page, number, _), status in zip(ours, found, strict=True)}
 
 
 def test_there_are_pages():
