@@ -14,7 +14,7 @@ from launch.parts import PASSES, Parts
 from launch.plan import plan as plan_slice
 from launch.progress import track
 from launch.prompts import Prompt
-from launch.slices.table import chip_alone, slice_of
+from launch.slices.table import slice_or_chip
 from launch.timing import measure
 from models.errors import InputError
 
@@ -70,7 +70,7 @@ def planned_costs(config: ConfigDict, topology: str, assume: Sequence[str], most
   Raises:
     InputError: a config that does not fit, or other wrong input.
   """
-  made, given = chip_alone(topology) or slice_of(topology), config.engine.batch
+  made, given = slice_or_chip(topology), config.engine.batch
   others = [1 << power for power in range(most_batch.bit_length()) if 1 << power != given]
   seconds: dict[int, list[float]] = {}
   for batch in track([given, *others], len(others) + 1, 'planning'):

@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from experiments.advice import Acceptance
-from experiments.sweep import load_config
+from experiments.sweep import load_config, numbered
 from launch.progress import track
 from launch.prompts import Prompt
 from launch.session import Completion, Session, check_finite
@@ -61,8 +61,7 @@ def draft_configs(config: ConfigDict, others: Sequence[str]) -> dict[str, Config
       point.engine.gamma, point.engine.widths = given.engine.gamma, given.engine.widths
     if point.engine.adaptive.enabled:
       raise InputError('advice is about one γ for all steps: set engine.adaptive.enabled to False')
-    same = sum(name.split()[0] == given.drafter.name for name in configs)
-    configs[f'{given.drafter.name} {same + 1}' if same else given.drafter.name] = point
+    configs[numbered(given.drafter.name, configs)] = point
   if not configs:
     raise InputError('no draft to judge: pass a --config with one (engine.gamma above 0), or --drafts')
   return configs

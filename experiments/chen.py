@@ -41,7 +41,7 @@ from launch import bench, cli, results
 from launch.errors import RunError
 from launch.prompts import Prompt, load_prompts, stop_strings
 from launch.session import Session
-from launch.slices.table import chip_alone, slice_of
+from launch.slices.table import slice_or_chip
 from launch.table import Column, print_table
 from launch.timed import PLAIN, Timed, time_all
 from models.errors import InputError
@@ -78,7 +78,7 @@ def one_parameter_ms(alpha: float, gamma: int) -> float:
 
 def slice_name(topology: str) -> str:
   """As plans name it: v5e-16 is v5litepod-16."""
-  return (chip_alone(topology) or slice_of(topology)).name
+  return slice_or_chip(topology).name
 
 
 def planned(path: str, topology: str) -> dict[tuple[str, int], dict[str, float]]:
@@ -140,8 +140,7 @@ def sessions_of(config: ConfigDict, task: Mapping[str, Any]) -> dict[str, Sessio
     if first and _shared(point) != _shared(first.config):
       raise InputError(f'{base} differs from the drafts before it in target or engine.batch, which one table has one '
                        'of: leave it out of drafts, or make them the same')
-    same = sum(name.split()[0] == point.drafter.name for name in sessions)
-    name = f'{point.drafter.name} {same + 1}' if same else point.drafter.name
+    name = sweep.numbered(point.drafter.name, sessions)
     sessions[name] = Session.from_config(point, first and (first.params.target, first.tokenizer))
   if not sessions:
     raise InputError('no draft of this config is there: train one, or add one that needs no training to drafts')

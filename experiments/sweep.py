@@ -13,7 +13,7 @@ base, overrides and the config they resolve to are the same). Fields of a sweep 
     plain     whether a grid over engine.gamma gets 0 as well: plain decoding through the same engine
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 import dataclasses
 import importlib.util
 import itertools
@@ -56,6 +56,12 @@ class Point:
 
   def __str__(self) -> str:
     return ', '.join([self.base, *(f'{name}={value}' for name, value in self.overrides.items())])
+
+
+def numbered(drafter: str, names: Collection[str]) -> str:
+  """A name for one more draft beside `names`: 'lookup', 'lookup 2', ..."""
+  same = sum(name.split()[0] == drafter for name in names)
+  return f'{drafter} {same + 1}' if same else drafter
 
 
 def load_config(base: str) -> ConfigDict:

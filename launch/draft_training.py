@@ -69,7 +69,7 @@ class Trained:
   Attributes:
     objective, trainable, frozen: of the `Trainer`.
     levels: guesses in a row.
-    save: trained parameters and directory; the first process calls it.
+    save: trained parameters and directory.
     optimizer: from the schedule.
     changed: the target that was trained too, from the trained parameters.
   """
@@ -152,8 +152,6 @@ def evaluation(trained: Trained, held_out: Sequence[Row], schedule: TrainConfig)
 
 def _say(training: Sequence[Text], held_out: Sequence[Text], packed: Sequence[Row], ids_U: np.ndarray | None,
          row_tokens: int) -> None:
-  if not distributed.speaks():
-    return
   answered = sum(len(text.tokens) - text.prompt_length for text in training)
   known = ''
   if ids_U is not None:
@@ -167,21 +165,18 @@ def _say(training: Sequence[Text], held_out: Sequence[Text], packed: Sequence[Ro
 
 def _save(trained: Trained, source: str, parameters: Any, directory: Path) -> None:
   """A directory that is there is finished."""
-  unfinished, first = directory.with_name(f'{directory.name}.part'), jax.process_index() == 0
-  if first:
-    shutil.rmtree(unfinished, ignore_errors=True)
+  unfinished = directory.with_name(f'{directory.name}.part')
+  shutil.rmtree(unfinished, ignore_errors=True)
   if trained.changed is not None:
     _save_target(trained.changed(parameters), source, unfinished / TARGET)
-  if first:
-    trained.save(parameters, unfinished)
-    unfinished.rename(directory)
+  trained.save(parameters, unfinished)
+  unfinished.rename(directory)
 
 
 def _save_target(target: Decoder, source: str, directory: Path) -> None:
-  """With the tokenizer of the target that it was; every process calls it."""
+  """With the tokenizer of the target that it was."""
   orbax.prepare(directory)
-  if jax.process_index() == 0:
-    copy_tokenizer(embedded_model() if source == 'embedded' else Path(source), directory / orbax.TOKENIZER)
+  copy_tokenizer(embedded_model() if source == 'embedded' else Path(source), directory / orbax.TOKENIZER)
   orbax.save_decoder(directory, target)
 
 

@@ -53,7 +53,7 @@ from launch.plan_training import TRAINING, plan_command
 from launch.progress import track
 from launch.roofline import roofline
 from launch.shapes import device_bytes
-from launch.slices.table import Slice, chip_alone, slice_of
+from launch.slices.table import Slice, slice_or_chip
 from launch.table import Column, print_table
 from models.decoder import Decoder
 from models.eagle import EagleWeights
@@ -310,7 +310,7 @@ def main() -> int | None:
       raise InputError(f'--{given[0]} is for slices: GPUs are planned by roofline, with nothing compiled or assumed')
     facts = roofline(config, *gpus)
   else:
-    made = chip_alone(TOPOLOGY.value) or slice_of(TOPOLOGY.value)
+    made = slice_or_chip(TOPOLOGY.value)
     need_compiler()
     facts = plan(config, made, ASSUME.value, ONLY.value, PROMPT_TOKENS.value)
   show(facts)

@@ -113,6 +113,15 @@ def chip_alone(name: str) -> Slice | None:
   return chips.get(name.replace('v5e-', 'v5litepod-'))
 
 
+def slice_or_chip(name: str) -> Slice:
+  """What can be planned for: a slice, or one chip.
+
+  Raises:
+    InputError: neither has this name.
+  """
+  return chip_alone(name) or slice_of(name)
+
+
 def check_mesh(mesh: Any, made: Slice) -> None:
   """Refuses a `mesh` section of another size than the slice.
 

@@ -79,7 +79,7 @@ class EagleObjective:
     steps: unrolled.
     token_loss: one of `losses.LOSSES`.
     labels: one of `labels.LABELS`.
-    inputs: 'both'; or 'token' or 'feature', the only part of a pair that is read (the paper's ablation, figure 10).
+    inputs: 'both'; or 'token' or 'feature', the only part of a pair that is read (the paper's ablation).
     noise: the features read in step 0 are shifted by U(-noise, noise).
     roots: pairs of each row that guesses begin with (`roots.roots_of`).
     unroll_from: before so many steps of training only the first of `steps` is learnt, at half the cost.
