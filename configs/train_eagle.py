@@ -39,7 +39,7 @@ def get_config(variant: str = 'unrolled') -> ConfigDict:
       },
       'loss': LOSSES[variant],
       'data': {
-          'corpus': 'results/corpus', 'row_tokens': 768,
+          'corpus': 'results/corpus', 'row_tokens': 768, 'learn': 'all',
           # compute the target's vectors once, and keep them in the corpus for all drafts; not of layers
           'keep_vectors': variant != 'eagle3',
       },

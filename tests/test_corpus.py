@@ -12,9 +12,10 @@ import pytest
 
 from configs import tiny
 from experiments import make_corpus
-from experiments.corpus_prompts import _functions_of, prompts_of
+from experiments.corpus_prompts import _functions_of, library_files, prompts_of
+from experiments.corpus_readings import articles, plain
 from launch import evaluation_texts
-from launch.corpus import Text, check_ids, check_made_by, frequent_tokens, read_texts, rows, whole
+from launch.corpus import LEARN, Text, check_ids, check_made_by, frequent_tokens, read_texts, rows, whole
 from launch.prompts import Prompt, humaneval_problems, load_prompts
 from launch.session import Session
 from models.errors import InputError
@@ -26,12 +27,13 @@ def text(number: int, prompt: int, answer: int) -> Text:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=30), st.integers(4, 24))
-def test_rows(sizes, length):
-  """Every text is there once, whole or its end; segments, positions and answers are its own."""
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=30), st.integers(4, 24),
+       st.sampled_from(LEARN))
+def test_rows(sizes, length, learn):
+  """Every text is there once, whole or its end; segments, positions and what is learnt are its own."""
   texts = [text(number, *size) for number, size in enumerate(sizes)]
   found = []
-  for row in rows(texts, length):
+  for row in rows(texts, length, learn):
     assert all(len(field) == length for field in row.values())
     for segment in range(1, row['segments'].max() + 1):
       places = np.flatnonzero(row['segments'] == segment)
@@ -39,8 +41,20 @@ def test_rows(sizes, length):
       np.testing.assert_array_equal(row['positions'][places], np.arange(len(places)))
       found.append((tuple(row['tokens'][places].tolist()), int(row['trains'][places].sum())))
     assert not row['trains'][row['segments'] == 0].any()
-  expected = [(one.tokens[-length:], min(len(one.tokens) - one.prompt_length, length)) for one in texts]
-  assert sorted(found) == sorted(expected)
+  learnt = lambda one: len(one.tokens) - (one.prompt_length if learn == 'answers' else 0)
+  assert sorted(found) == sorted((one.tokens[-length:], min(learnt(one), length)) for one in texts)
+
+
+def test_texts_without_an_answer():
+  """They are learnt or passed over, and never held out."""
+  read = [text(number, 7, 0) for number in range(100)]
+  assert not any(one.held_out for one in read)
+  assert len(rows([text(0, 2, 3), *read], 8)) == 1
+  assert len(rows([text(0, 2, 3), *read], 8, 'all')) == 101
+  with pytest.raises(InputError, match='no answers to train on'):
+    rows(read, 8)
+  with pytest.raises(InputError, match=r"data\.learn='some' is unknown: use one of answers, all"):
+    rows(read, 8, 'some')
 
 
 def test_held_out_by_prompt():
@@ -48,7 +62,7 @@ def test_held_out_by_prompt():
   texts = [text(number, 1, 1) for number in range(2000)]
   share = np.mean([one.held_out for one in texts])
   assert 0.03 < share < 0.07
-  assert all(one.held_out == dataclasses.replace(one, tokens=(9,), temperature=0.8).held_out for one in texts)
+  assert all(one.held_out == dataclasses.replace(one, tokens=(9, 9), temperature=0.8).held_out for one in texts)
 
 
 def test_frequent_tokens():
@@ -171,7 +185,7 @@ def test_corpus(tmp_path, few_prompts):
   session, wanted = Toy.session(), {'chat': 5, 'function': 0, 'story': 11}
   units = make_corpus.make(session, wanted, DRAWN, str(tmp_path))
   texts = read_texts(str(tmp_path))
-  assert make_corpus.summary(units)['texts'] == wanted
+  assert make_corpus.summary(units)['texts'] == wanted | {'source': 0, 'article': 0}
   stories = [one for one in texts if one.kind == 'story']
   assert {one.id for one in stories} == {f'story/{number}' for number in range(5)}
   drawn = [one for one in stories if one.temperature]
@@ -197,6 +211,28 @@ def test_empty_chats_are_counted_apart(tmp_path, few_prompts, monkeypatch):
   units = make_corpus.make(Toy.session(), {'chat': 4, 'function': 0, 'story': 0}, DRAWN, str(tmp_path))
   facts = make_corpus.summary(units)
   assert (facts['texts']['chat'], facts['empty'], facts['too_long']) == (2, 2, 0)
+
+
+def test_readings(tmp_path, monkeypatch):
+  """Pieces that fill a row, a fair sample of them; a file's end that does not is lost. They have no answer."""
+  files = {'long': ''.join(chr(97 + place // 256) for place in range(600)), 'short': 'x' * 255}
+  monkeypatch.setitem(make_corpus.READINGS, 'source', lambda: iter(files.items()))
+  units = make_corpus.make(Toy.session(), {'source': 9}, DRAWN, str(tmp_path))
+  assert make_corpus.summary(units)['tokens'] == dict.fromkeys(make_corpus.summary(units)['texts'], 0) | {'source': 512}
+  found = {one.id: one for one in read_texts(str(tmp_path))}
+  assert set(found) == {'source/long#0', 'source/long#1'}
+  assert all(not one.answered and len(set(one.tokens)) == 1 for one in found.values())
+
+
+def test_what_there_is_to_read():
+  """Articles as a reader sees them, and modules."""
+  text = ("Intro '''bold''' [[page|words]].<ref>Footnote {{cite|x}}</ref>\n\n{| class=x\n| a cell\n|}\n\n== Title ==\n"
+          '[[File:a.png|thumb|A picture]] More.<ref name=x />')
+  assert plain(text).split() == ['Intro', 'bold', 'words.', 'Title', 'More.']
+  title, first = next(articles())
+  assert title == 'Anarchism' and first.startswith('Anarchism is a political philosophy that advocates self-governed')
+  modules = {name for name, _ in library_files()}
+  assert {'dataclasses', 'json.decoder'} <= modules and not any(name.startswith('test.') for name in modules)
 
 
 def test_leaks_are_left_out(tmp_path, few_prompts, monkeypatch):

@@ -86,8 +86,9 @@ def _marks(parameters: list[Array]) -> list[Array]:
 
 
 def _fields(rows: Sequence[Row]) -> Iterator[np.ndarray]:
+  """All but what is learnt of a row, which the vectors do not depend on."""
   for row in rows:
-    for name in sorted(row):
+    for name in sorted(row.keys() - {'trains'}):
       yield row[name]
 
 
