@@ -197,6 +197,7 @@ def test_no_verdict_recommends_what_does_not_gain(speedup):
   assert 'decode plainly' in advise.verdict([row(1.5, 1.4, 1.6, measured=speedup)])
 
 
+@pytest.mark.slow
 def test_on_the_toy():
   flags.FLAGS.mark_as_parsed()
   config = tiny.get_config('lookup')

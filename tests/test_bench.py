@@ -157,7 +157,8 @@ runpy.run_module({module!r}, run_name='__main__', alter_sys=True)
 
 
 @pytest.mark.parametrize('module, config', [
-    ('launch.bench', 'tiny.py:lookup'), ('experiments.sweep', 'sweep_gamma.py:tiny')])
+    pytest.param('launch.bench', 'tiny.py:lookup', marks=pytest.mark.slow),
+    ('experiments.sweep', 'sweep_gamma.py:tiny')])
 def test_a_failed_run_is_one_line_and_status_1(module, config):
   done = subprocess.run([sys.executable, '-c', BROKEN.format(module=module), f'--config=configs/{config}'],
                         capture_output=True, text=True, cwd=pathlib.Path(bench.__file__).parent.parent)

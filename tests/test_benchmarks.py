@@ -121,13 +121,14 @@ def test_humaneval_without_scoring(command, tmp_path):
 
 @pytest.mark.parametrize('flags, shown', [
     ([*HUMANEVAL, '--generate_only', '--config.data.offset=162'], 'HumanEval, 2 samples'),
-    ([*XSUM, '--config.data.offset=1'], ' stories')])
+    pytest.param([*XSUM, '--config.data.offset=1'], ' stories', marks=pytest.mark.slow)])
 def test_all_from_an_offset(command, flags, shown):
   done = command(*flags, '--limit=0')
   assert done.returncode == 0, done.stderr
   assert shown in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('_isolated')
 def test_humaneval_of_timeouts_fails(command):
   """Fault 59: > 50 % timeouts, status 1."""
@@ -160,6 +161,7 @@ def test_xsum(command, tmp_path):
   assert rows[3]['summary'] == rows[3]['reference'] and rows[0]['summary'] == 'the' and len(rows) == 6
 
 
+@pytest.mark.slow
 def test_xsum_from_a_file_where_nothing_drafts(command, tmp_path):
   path = tmp_path / 'xsum.jsonl'
   path.write_text('{"document": "A long text.", "summary": "Short.", "id": "1"}\n')
@@ -175,7 +177,7 @@ def test_xsum_wrong_use(command):
   assert done.returncode == 2 and '/nowhere.jsonl' in one_line(done)
 
 
-@pytest.mark.parametrize('flags', [(*HUMANEVAL, '--generate_only'), XSUM])
+@pytest.mark.parametrize('flags', [(*HUMANEVAL, '--generate_only'), pytest.param(XSUM, marks=pytest.mark.slow)])
 def test_broken_numbers_fail_the_run(command, flags, tmp_path):
   """Whatever was decoded is kept where it was asked for, but neither scored nor timed."""
   path = tmp_path / 'out.jsonl'
@@ -186,8 +188,9 @@ def test_broken_numbers_fail_the_run(command, flags, tmp_path):
   assert list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('prompts, module, flags', [
-    pytest.param(2, 'experiments.xsum', [], marks=pytest.mark.slow),
+    (2, 'experiments.xsum', []),
     (3, 'experiments.humaneval', ['--generate_only', '--config.engine.batch=2', '--limit=3'])])
 def test_commands_on_the_toy(prompts, module, flags):
   """`configs/tiny.py`: every command runs on it."""

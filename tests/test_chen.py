@@ -155,6 +155,7 @@ def test_drafts_of_one_kind_are_told_apart(monkeypatch):
     chen.sessions_of(config, config.tasks['xsum greedy'])
 
 
+@pytest.mark.slow
 def test_summaries_of_the_toy():
   """Greedy, so every draft's texts and scores are plain decoding's; trained drafts that are not there are left out."""
   flags.FLAGS.mark_as_parsed()

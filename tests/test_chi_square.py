@@ -54,7 +54,9 @@ def first_token(loop: chi.Loop) -> np.ndarray:
   return np.bincount(texts[:, 0], minlength=loop.engine.num_tokens) / len(texts)
 
 
-@pytest.mark.parametrize('name', ['none', 'model', 'model, fewer tokens', 'lookup', 'simulated'])
+@pytest.mark.parametrize('name', [
+    'none', 'model', pytest.param('model, fewer tokens', marks=pytest.mark.slow), 'lookup',
+    pytest.param('simulated', marks=pytest.mark.slow)])
 def test_joint_law_of_tokens(name):
   loop = loops()[name]
   sample = chi.sample(loop, 2 * BATCH, 6, PLAIN_SAMPLING)
@@ -71,7 +73,8 @@ def test_joint_law_of_tokens(name):
     assert metrics.alpha == pytest.approx(metrics.overlap, abs=0.01)
 
 
-@pytest.mark.parametrize('name', ['none', 'model', 'lookup', 'simulated'])
+@pytest.mark.parametrize('name', [
+    'none', 'model', *(pytest.param(name, marks=pytest.mark.slow) for name in ('lookup', 'simulated'))])
 def test_joint_law_under_filters(name):
   loop, filters = loops()[name], (0.7, 3, 0.8)
   sample = chi.sample(loop, BATCH, 4, Sampling.create(*filters))
@@ -129,14 +132,17 @@ def filtered_loop(sampling: Sampling, lie: bool) -> chi.Loop:
   return dataclasses.replace(loop, engine=engine, params=Params(loop.params.target, params))
 
 
-@pytest.mark.parametrize('values', [(0.0, 0), (0.5, 0), (1.0, 0), (2.0, 0), (1.0, 1), (1.0, 2), (1.0, 3)])
+@pytest.mark.parametrize('values', [
+    (0.0, 0), (0.5, 0), *(pytest.param(values, marks=pytest.mark.slow) for values in ((1.0, 0), (2.0, 0))), (1.0, 1),
+    *(pytest.param(values, marks=pytest.mark.slow) for values in ((1.0, 2), (1.0, 3)))])
 def test_faults_02_and_03_filtered_draft_that_reports_its_law(values):
   """A greedy draft is one whose temperature is 0."""
   frequencies = first_token(filtered_loop(Sampling.create(*values), lie=False))
   np.testing.assert_allclose(frequencies, mutations.TARGET_TABLE, atol=0.01)
 
 
-@pytest.mark.parametrize(('values', 'wrong'), [((0.0, 0), (0.4, 0.6, 0)), ((0.5, 0), (0.447, 0.395, 0.158))])
+@pytest.mark.parametrize(('values', 'wrong'), [
+    ((0.0, 0), (0.4, 0.6, 0)), pytest.param((0.5, 0), (0.447, 0.395, 0.158), marks=pytest.mark.slow)])
 def test_faults_02_and_03_would_show(values, wrong):
   frequencies = first_token(filtered_loop(Sampling.create(*values), lie=True))
   np.testing.assert_allclose(frequencies, wrong, atol=0.01)

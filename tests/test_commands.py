@@ -66,6 +66,7 @@ def test_generate_without_colours():
   assert '\x1b' not in on_terminal(f'{TINY}:none', '--prompt=first', '--config.sampling.max_new_tokens=2', NO_COLOR='1')
 
 
+@pytest.mark.slow
 def test_generate_in_batches(tmp_path):
   """Rows of a batch are shown one after the other, and are what they are alone."""
   prompts, result = tmp_path / 'prompts.txt', tmp_path / 'result.json'
@@ -79,6 +80,7 @@ def test_generate_in_batches(tmp_path):
   assert re.split(r'\n\[12 tokens in .*\]\n', stdout) == [*(row['text'] for row in alone), '']
 
 
+@pytest.mark.slow
 def test_bench():
   plain, row = payload('launch.bench', f'{TINY}:lookup', '--repeats=1', '--config.engine.gamma=2',
                        '--config.sampling.max_new_tokens=8')
@@ -88,7 +90,8 @@ def test_bench():
 
 @pytest.mark.parametrize('module, flags', [
     (GENERATE, ('prompt', 'config', 'json_out', 'coordinator', 'compile_cache_dir')),
-    ('launch.convert', ('source', 'json_out')), ('experiments.exactness', ('rungs', 'config', 'slice'))])
+    ('launch.convert', ('source', 'json_out')),
+    pytest.param('experiments.exactness', ('rungs', 'config', 'slice'), marks=pytest.mark.slow)])
 def test_help(module, flags):
   """Says what the command is for and lists all flags of ours, wherever they are defined."""
   shown = run(module, '--help').stdout
@@ -102,6 +105,7 @@ def test_exactness():
   assert len(verdicts) == 3 and all(verdict['passed'] and verdict['rung'] == 'three_tokens' for verdict in verdicts)
 
 
+@pytest.mark.slow
 def test_sweep(tmp_path):
   rows, plot = tmp_path / 'rows.jsonl', tmp_path / 'plot.png'
   run('experiments.sweep', f'--config={ROOT}/configs/sweep_gamma.py:tiny', '--config.grid.engine.gamma=(1,)',

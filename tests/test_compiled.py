@@ -42,6 +42,11 @@ DRAFTERS = {
 IN_PLACE = {'parameter', 'get-tuple-element', 'bitcast', 'dynamic-update-slice', 'fusion'}
 
 
+def quick(*names: str) -> list:
+  """All drafters, those of other names for the long run."""
+  return [pytest.param(name, marks=[pytest.mark.slow] * (name not in names)) for name in DRAFTERS]
+
+
 def case(name: str) -> tuple[Engine, Params]:
   drafter, gamma, draft_params = DRAFTERS[name]
   return engine(drafter, gamma), Params(blocked() if 'blocks' in name else target(), draft_params())
@@ -62,7 +67,7 @@ def instructions(program: str) -> Iterator[tuple[str, int, str]]:
       yield found[2], int(np.prod([int(size) for size in found[1].split(',') if size])), line.strip()
 
 
-@pytest.mark.parametrize('name', DRAFTERS)
+@pytest.mark.parametrize('name', quick('none', 'lookup', 'draft'))
 def test_loop_copies_no_cache_and_no_weight(name):
   """Fault 46: whatever has the size of one of them is read where it lies, or updated there by a slice."""
   eng, params = case(name)
@@ -79,7 +84,7 @@ def test_copies_would_be_seen():
   assert 15 in sizes
 
 
-@pytest.mark.parametrize('name', DRAFTERS)
+@pytest.mark.parametrize('name', quick('none', 'lookup', 'draft'))
 def test_loop_does_not_talk_to_the_host(name):
   """No callback, no feed, and with all transfers forbidden it runs."""
   operations = {operation for operation, _, line in instructions(compiled(name).as_text())}
@@ -97,7 +102,7 @@ def test_forbidden_transfers_would_be_seen():
     jax.jit(lambda x: x + 1)(np.ones(3))
 
 
-@pytest.mark.parametrize('name', DRAFTERS)
+@pytest.mark.parametrize('name', quick('none', 'lookup', 'draft'))
 def test_state_is_donated_and_nothing_else(name):
   """Fault 47: no unusable donation (warnings are errors), the old state is gone, weights and request stay."""
   eng, params = case(name)
@@ -112,6 +117,7 @@ def test_state_is_donated_and_nothing_else(name):
   assert 'input_output_alias' in compiled(name).as_text()
 
 
+@pytest.mark.slow
 def test_a_model_as_its_own_draft_has_two_caches():
   """Fault 47: weights are shared, caches are not."""
   eng, params = model_engine(4), Params(target(), target())
@@ -141,7 +147,7 @@ def test_few_programs_serve_all_lengths(count_compiles):
   assert second.total == 0
 
 
-@pytest.mark.parametrize('name', DRAFTERS)
+@pytest.mark.parametrize('name', quick('none', 'draft'))
 def test_values_compile_nothing(name, count_compiles):
   """Fault 44: temperature, top-k, top-p, seeds, EOS, lengths, budgets, stop strings of one size."""
   eng, params = case(name)

@@ -56,8 +56,9 @@ def test_two_processes_decode_what_one_does(tmp_path):
   assert 'processes          2' in outputs[0][1] and 'data 1 x model 8' in outputs[0][1]
 
 
-@pytest.mark.parametrize('here, missing', [(0, 'process 1 of 2 did not join within 1 s'),
-                                           (1, 'process 0 of 2 did not answer within 1 s')])
+@pytest.mark.parametrize('here, missing', [
+    (0, 'process 1 of 2 did not join within 1 s'),
+    pytest.param(1, 'process 0 of 2 did not answer within 1 s', marks=pytest.mark.slow)])
 def test_a_process_that_does_not_join(here, missing):
   process = start(here, free_port(), '--join_timeout=1')
   _, stderr = process.communicate(timeout=120)
@@ -75,6 +76,7 @@ def test_all_hear_who_is_missing():
     assert 'process 1 of 3 did not join' in stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_mesh_that_leaves_a_process_out():
   port = free_port()
   processes = [start(i, port, '--join_timeout=120') for i in (0, 1)]
@@ -122,6 +124,7 @@ with jax.set_mesh(make_mesh(1, 8)):
 '''
 
 
+@pytest.mark.slow
 def test_two_processes_save_one_checkpoint(tmp_path):
   """Each writes its part; any mesh, or one device, reads the whole."""
   port = free_port()
@@ -143,7 +146,7 @@ def test_one_host_commands(module, monkeypatch):
 
 @pytest.mark.parametrize('flags, message', [
     (['--coordinator=h:1'], '--num_processes and --process_id missing'),
-    (['--slice=v4-33'], "slice 'v4-33' is unknown"),
+    pytest.param(['--slice=v4-33'], "slice 'v4-33' is unknown", marks=pytest.mark.slow),
     (['--slice=v4-32'], 'mesh.data=1 x mesh.model=1 does not match the slice: v4-32 has 16 chips on 4 hosts'),
     (['--compile_cache_dir=/dev/null/x'], '--compile_cache_dir=/dev/null/x cannot be made')])
 def test_bad_input(flags, message):

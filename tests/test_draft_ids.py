@@ -35,15 +35,27 @@ def test_no_file(tmp_path):
     read_draft_ids(tmp_path / 'none.json', 6)
 
 
-def texts(variant: str, path: str, data: int = 1, model: int = 1) -> tuple[Session, list[str]]:
+def session_of(variant: str, path: str, data: int = 1, model: int = 1) -> Session:
   config = tiny.get_config(variant)
   config.mesh.data, config.mesh.model = data, model
   config.drafter.draft_vocab = path
-  session = Session.from_config(config)
-  return session, [completion.text for completion in session.generate(load_prompts(config.data))]
+  return Session.from_config(config)
 
 
-@pytest.mark.parametrize('variant', [pytest.param('self', marks=pytest.mark.slow), 'model'])
+def texts(*arguments: str | int) -> tuple[Session, list[str]]:
+  session = session_of(*arguments)
+  return session, [completion.text for completion in session.generate(load_prompts(session.config.data))]
+
+
+def test_a_draft_has_the_tokens_of_its_file(tmp_path):
+  ids = list(range(0, 256, 2))
+  draft = session_of('model', written(tmp_path, ids)).params.draft
+  assert isinstance(draft, ReducedModel) and draft.model.lm_head.shape[0] == 128
+  np.testing.assert_array_equal(draft.ids_U, ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('variant', ['self', 'model'])
 def test_text_stays_with_fewer_drafted_tokens(tmp_path, variant):
   """Greedy, on one device and split over eight."""
   path = written(tmp_path, list(range(0, 256, 2)))

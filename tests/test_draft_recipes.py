@@ -119,8 +119,8 @@ def test_a_draft_begins_where_another_ended(corpus):
     draft_training.recipe(draft_training.draft, again)
 
 
-@pytest.mark.parametrize('kind', [
-    pytest.param(kind, marks=[pytest.mark.slow] * (kind != 'medusa')) for kind in CONFIGS])
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', CONFIGS)
 def test_interrupted(kind, corpus, monkeypatch):
   """Ended after four steps and started again: the same log and the same parameters, bit for bit."""
   whole = trained(config_of(kind, corpus, 'whole'))

@@ -94,7 +94,7 @@ def setting(kind: str, head: EagleHead | MedusaHeads, **changes):
 # Alignment
 
 
-@pytest.mark.parametrize('kind', ['eagle', 'eagle 3'])
+@pytest.mark.parametrize('kind', ['eagle', pytest.param('eagle 3', marks=pytest.mark.slow)])
 def test_unrolled_steps_are_the_depths_of_a_draft(kind):
   """Faults 38, 39 and 40: given the same tokens, the laws of unrolled step s are those that the drafter draws from at
   depth s, whichever row of a batch or place in a packed row the text is in."""
@@ -170,7 +170,8 @@ def trained(kind: str, head: EagleHead | MedusaHeads, updates: int, **changes) -
   return nnx.merge(objective.graph, trainable, frozen.rest)
 
 
-@pytest.mark.parametrize('kind', ['eagle', pytest.param('medusa, own', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['eagle', 'medusa, own'])
 def test_overfitted_heads_are_accepted(kind):
   """Fault 41: what the trainer learns by heart the loop accepts, and the log says so before."""
   head = head_of(kind)
@@ -190,7 +191,7 @@ def test_overfitted_heads_are_accepted(kind):
 # Rows
 
 
-@pytest.mark.parametrize('kind', ['eagle', 'eagle 3', 'medusa', 'draft'])
+@pytest.mark.parametrize('kind', [pytest.param('eagle', marks=pytest.mark.slow), 'eagle 3', 'medusa', 'draft'])
 def test_packed_rows_are_texts_of_their_own(kind):
   """Loss, sums and ranks of texts in one row are those of the texts in rows of their own, and rows in which nothing
   counts (fault 42) add nothing, nor does what lies in the padding."""
@@ -235,7 +236,7 @@ def test_kept_vectors():
   np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize('kind', ['eagle', 'medusa'])
+@pytest.mark.parametrize('kind', [pytest.param('eagle', marks=pytest.mark.slow), 'medusa'])
 def test_some_roots(kind):
   """So many pairs of each row, of those that count; with room for all of them it is the loss of all."""
   batch = batch_of(texts())

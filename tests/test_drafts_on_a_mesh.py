@@ -112,7 +112,7 @@ def decoding(kind: str, data: int, parts: int) -> ConfigDict:
 
 
 @pytest.mark.parametrize('kind, changes', [
-    ('medusa', {'own_head': False}), ('eagle', {}),
+    pytest.param('medusa', {'own_head': False}, marks=pytest.mark.slow), ('eagle', {}),
     pytest.param('medusa', {'own_head': True}, marks=pytest.mark.slow),
     pytest.param('eagle', {'version': 3, 'taps': (0, 1)}, marks=pytest.mark.slow)])
 def test_untrained_heads_say_what_they_say_on_one_device(kind, changes, monkeypatch):

@@ -159,7 +159,7 @@ CASES = {
     'dynamic': (Eagle(VOCAB, Dynamic(3, 4, 9)), 'multiround'),
     'dynamic, cut to few nodes': (Eagle(VOCAB, Dynamic(4, 3, 4), version=3), 'multiround'),
 }
-SLOW_CASES = ('tree, with replacement', 'drawn chain', 'dynamic, cut to few nodes')
+QUICK_CASES = ('tree, without replacement', 'dynamic')
 
 
 @functools.cache
@@ -168,7 +168,7 @@ def plain_sampled(rule: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize('case', [
-    pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_CASES)) for name in CASES])
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK_CASES)) for name in CASES])
 def test_text_and_features(case):
   """Prompts of 1, 2 and 17 tokens, with ragged acceptance. Greedy, text is the same; drawn, it is the same where the
   target's choice does not depend on the draft."""
@@ -317,6 +317,7 @@ def test_alignment(half):
   np.testing.assert_array_equal(state.cache.position_BS[:, :18], np.tile(np.arange(18), (2, 1)))
 
 
+@pytest.mark.slow
 def test_copies_beside_a_tree():
   """A copied branch may be longer than the tree: the head is fed all that was accepted."""
   drafter = Hybrid(Eagle(VOCAB, TreeSpec.chain(2), longest=5), Lookup(1, 2, partial=True), 2, 5)

@@ -39,7 +39,9 @@ def whole_pass(model, source: Source, tokens_BT) -> tuple[jax.Array, jax.Array]:
   return output.logits_BRV, output.cache
 
 
-@pytest.mark.parametrize('make', [target, draft, stranger], ids=['target', 'first layer', 'v1.0'])
+@pytest.mark.parametrize('make', [
+    *(pytest.param(make, marks=pytest.mark.slow) for make in (target, draft)), stranger],
+                         ids=['target', 'first layer', 'v1.0'])
 def test_cached_equals_whole_rows(make):
   """All tokens at once, and then in pieces at different places of each row."""
   model, source = make(), source_of(SOURCES)

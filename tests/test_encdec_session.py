@@ -81,6 +81,7 @@ def test_a_decoder_alone_as_the_draft():
   assert 'source_capacity' not in tiny.get_config().engine
 
 
+@pytest.mark.slow
 def test_sizes_of_the_papers_models():
   """11B, 800M, 250M and 77M, as the paper counts them."""
   sizes = {name: num_parameters(getattr(EncDecConfig, f't5_{name}')()) for name in ('xxl', 'large', 'base', 'small')}

@@ -56,6 +56,7 @@ GAMMAS = (0, 1, 4)
 CASES = [
     *((name, 4) for name in DRAFTERS), *((name, 1) for name in ('self', 'opposite', 'draft', 'lookup', 'simulated')),
     *((name, 0) for name in ('none', 'self', 'opposite', 'draft', 'lookup'))]
+LONG = {(name, gamma) for name, gamma in CASES if gamma < 4} - {('lookup', 1), ('none', 0), ('draft', 0)}
 
 
 def case(name: str, gamma: int) -> tuple[Engine, Params]:
@@ -63,7 +64,8 @@ def case(name: str, gamma: int) -> tuple[Engine, Params]:
   return engine(drafter, gamma), Params(target(), draft_params())
 
 
-@pytest.mark.parametrize(('name', 'gamma'), CASES)
+@pytest.mark.parametrize(('name', 'gamma'), [
+    pytest.param(name, gamma, marks=[pytest.mark.slow] * ((name, gamma) in LONG)) for name, gamma in CASES])
 def test_greedy_parity(name, gamma):
   """Fault 6: 64 tokens after prompts of 1, 2 and 17 tokens; positions run on without a gap."""
   result, state = decode(*case(name, gamma), request(64))
@@ -80,7 +82,8 @@ def test_greedy_parity(name, gamma):
     assert lowest <= result.total.alpha <= highest
 
 
-@pytest.mark.parametrize('name', ['none', 'lookup', 'draft'])
+@pytest.mark.parametrize('name', [
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ('none', 'lookup')), 'draft'])
 def test_greedy_parity_with_attention_in_blocks(name):
   """Texts of many blocks; rows of different lengths share the blocks that are read."""
   drafter, _ = DRAFTERS[name]
@@ -94,7 +97,8 @@ REPEATING = ((5, 6) * 5, (7, 8, 9) * 4, tuple(range(6)) * 3)
 
 
 @pytest.mark.parametrize('count', [1, 2, 3])
-@pytest.mark.parametrize('name', DRAFTERS)
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in ('none', 'draft', 'lookup'))) for name in DRAFTERS])
 @pytest.mark.parametrize('prompts', [PROMPTS, REPEATING], ids=['varied', 'repeating'])
 def test_exactly_so_many_tokens(prompts, name, count):
   """Fault 32: never more than asked for, with more drafted than that; lookup drafts what repeats."""

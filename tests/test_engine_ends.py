@@ -127,8 +127,12 @@ BROKEN_DRAFTS = {
         [[*TEXTS[0][:3], 0], *[[UNSAID, 0] * (LONG // 2)] * 2], REPEATING))}
 
 
-@pytest.mark.parametrize('rule', RULES)
-@pytest.mark.parametrize('name', BROKEN_DRAFTS)
+QUICK = {('self', 'rejection'), ('simulated', 'multiround'), *(('lookup', rule) for rule in RULES)}
+
+
+@pytest.mark.parametrize(('name', 'rule'), [
+    pytest.param(name, rule, marks=[pytest.mark.slow] * ((name, rule) not in QUICK))
+    for name in BROKEN_DRAFTS for rule in RULES])
 def test_broken_laws_end_a_row_where_they_end_plain_decoding(name, rule):
   """Fault 24: what stands before a broken law is kept, and one behind a refused token is of no account.
 

@@ -115,6 +115,7 @@ def pair(request, toy, tmp_path_factory) -> tuple[ConfigDict, dict]:
   return config, train(config)
 
 
+@pytest.mark.slow
 def test_from_corpus_to_pair(pair, toy):
   """The loss of the heads falls, the log has what acceptance will be, and configs that decode load what comes out; the
   text is that of plain decoding of the changed target."""

@@ -110,8 +110,13 @@ def plain(rule: str, sampled: bool) -> list[list[int]]:
   return decode(engine(Empty(), 0, rule), Params(target()), request(NEW, SAMPLED if sampled else GREEDY))[0].tokens
 
 
-@pytest.mark.parametrize('config', [SHARED, OWN], ids=['shared', 'own'])
-@pytest.mark.parametrize('rule', ['multiround', 'coupled', 'typical'])
+@pytest.mark.parametrize(('rule', 'config'), [
+    pytest.param('multiround', SHARED, id='multiround-shared'),
+    pytest.param('multiround', OWN, id='multiround-own', marks=pytest.mark.slow),
+    pytest.param('coupled', SHARED, id='coupled-shared'),
+    pytest.param('coupled', OWN, id='coupled-own', marks=pytest.mark.slow),
+    pytest.param('typical', SHARED, id='typical-shared', marks=pytest.mark.slow),
+    pytest.param('typical', OWN, id='typical-own')])
 def test_greedy_text_with_random_heads(rule, config):
   """Three rows; the prompt of a single token begins with a plain step; the cache is as after a fresh prefill."""
   eng = medusa_engine(rule)
@@ -122,7 +127,7 @@ def test_greedy_text_with_random_heads(rule, config):
   assert_same_live_slots(state.cache, fresh_cache(target(), state.tokens_BL, state.cache.length_B, eng.slots))
 
 
-@pytest.mark.parametrize('rule', ['multiround', 'coupled', 'typical'])
+@pytest.mark.parametrize('rule', ['multiround', pytest.param('coupled', marks=pytest.mark.slow), 'typical'])
 def test_overfitted_heads(rule):
   """Fault 41: who knows the text has nearly everything accepted: heads, vectors and nodes are paired as in training."""
   result, _ = decode(medusa_engine(rule), Params(target(), overfitted()), request(NEW))
@@ -130,8 +135,9 @@ def test_overfitted_heads(rule):
   assert result.total.mean_accepted >= 0.9 * DEPTH
 
 
-@pytest.mark.parametrize('rule', ['multiround', 'coupled'])
-@pytest.mark.parametrize('make', [random_params, overfitted])
+@pytest.mark.parametrize(('make', 'rule'), [
+    (random_params, 'multiround'), (random_params, 'coupled'), (overfitted, 'multiround'),
+    pytest.param(overfitted, 'coupled', marks=pytest.mark.slow)])
 def test_sampled_text(rule, make):
   """The text that plain decoding draws with the same seeds."""
   result, _ = decode(medusa_engine(rule), Params(target(), make()), request(NEW, SAMPLED))
@@ -222,7 +228,7 @@ def test_a_lookup_branch_besides():
   assert result.total.mean_accepted >= 0.9 * DEPTH
 
 
-@pytest.mark.parametrize('kind', ['own', 'shared'])
+@pytest.mark.parametrize('kind', [pytest.param('own', marks=pytest.mark.slow), 'shared'])
 def test_text_on_a_mesh_from_files(tmp_path, kind):
   """Target and heads saved, read onto eight devices, and decoding there: the text is the same."""
   params = overfitted() if kind == 'own' else random_params()

@@ -151,6 +151,7 @@ def reduced(model, ids: Sequence[int]) -> ReducedModel:
   return ReducedModel(model.with_head(model.lm_head[ids_U]), ids_U)
 
 
+@pytest.mark.slow
 def test_all_tokens_as_a_reduced_vocabulary_change_nothing():
   """Nor does the way through the ids: same draws, same verdicts."""
   whole_text, _ = decode(model_engine(4), Params(target(), draft()), request(100, SAMPLED))

@@ -60,8 +60,9 @@ def drafting(num_tokens: int, followers: int = 4):
   return laws_of(np.random.default_rng(1).integers(0, num_tokens, 500), num_tokens, followers)
 
 
-@pytest.mark.parametrize('gamma', [1, 4])
-@pytest.mark.parametrize('rule', ['rejection', 'block', 'coupled'])
+@pytest.mark.parametrize(('rule', 'gamma'), [
+    pytest.param(rule, gamma, marks=[pytest.mark.slow] * ((rule, gamma) != ('coupled', 4)))
+    for rule in ('rejection', 'block', 'coupled') for gamma in (1, 4)])
 def test_greedy_text_of_a_decoder(rule, gamma):
   result, _ = toys.decode(toys.engine(Ngram(toys.VOCAB), gamma, rule), Params(toys.target(), drafting(toys.VOCAB)),
                           toys.request(64))
@@ -69,6 +70,7 @@ def test_greedy_text_of_a_decoder(rule, gamma):
   assert result.total.drafted > 0
 
 
+@pytest.mark.slow
 def test_text_of_an_encoder_decoder():
   """Greedy, and sampled under the coupled rule."""
   params = Params(encdec_toys.target(), drafting(encdec_toys.VOCAB))
@@ -76,7 +78,8 @@ def test_text_of_an_encoder_decoder():
   assert result.tokens == encdec_toys.greedy_text()
 
 
-@pytest.mark.parametrize('rule', ['rejection', 'block', 'coupled'])
+@pytest.mark.parametrize('rule', [
+    'rejection', *(pytest.param(rule, marks=pytest.mark.slow) for rule in ('block', 'coupled'))])
 def test_law_of_the_loop(rule):
   """χ² of three tokens, filters on."""
   tables = pair(4, seed=3)

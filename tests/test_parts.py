@@ -74,7 +74,8 @@ def test_draft_model_runs_in_every_repeat():
   assert in_loops(program).count(' dot(') == program.count(' dot(') > 10
 
 
-@pytest.mark.parametrize('name', DRAFTERS)
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=[pytest.mark.slow] * (name == 'draft')) for name in DRAFTERS])
 def test_parts_can_be_timed_again_and_again(name):
   eng, params, state = case(name)
   alone = parts.Parts(eng, params, state)

@@ -72,6 +72,7 @@ def structure_holds(facts: dict, target_layers: int, draft_layers: int):
     assert counts['all_gathers'] == 1
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_structure_on_v4():
   """Two all-reduces a layer, one for the embedding, one gather of the logits; nothing copied, nothing off the unit."""
@@ -141,6 +142,7 @@ def test_a_single_row_would_be_seen():
   assert planned(rows=1, wanted=('plain',))['vector_dots']
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_facts_and_rows():
   facts = planned()
@@ -166,6 +168,7 @@ def test_v4_has_one_device_per_chip():
   assert described_mesh(slice_of('v4-32'), chinchilla.get_config().mesh).size == 16
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_a_config_that_does_not_fit():
   """Before anything is compiled: by how much, and which knob helps."""

@@ -18,7 +18,8 @@ def test_every_known_mistake_can_be_planted():
     assert any(getattr(part.owner, part.name) is not part.wrong for part in parts)
 
 
-@pytest.mark.parametrize(('mutation', 'failed'), [(planted.NOTHING, 0), ('test not strict at u = 0', 3)])
+@pytest.mark.parametrize(('mutation', 'failed'), [
+    pytest.param(planted.NOTHING, 0, marks=pytest.mark.slow), ('test not strict at u = 0', 3)])
 def test_failing_tests_are_counted(mutation, failed):
   """Of the seven cases two have u = 0 and a token that the target forbids, one has u exactly at the ratio."""
   assert planted.counts(mutation, EDGES) == {'failed': failed, 'tests': 7}

@@ -72,7 +72,8 @@ def test_row_mask():
     np.testing.assert_array_equal(actual[0], [[c == '1' for c in row] for row in expected])
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', [
+    pytest.param(kind, marks=[pytest.mark.slow] * (kind not in ('rope', 'chinchilla'))) for kind in KINDS])
 def test_remat_changes_no_gradient(kind):
   stacked, weight_BTV = stack(toy(kind)), np.random.default_rng(1).standard_normal((BATCH, WIDTH, VOCAB))
   loss = lambda stacked, remat: jnp.mean(logits_of(stacked, TOKENS_BT, remat=remat) * weight_BTV)

@@ -73,6 +73,7 @@ def test_rows_are_the_same_each_time():
   assert not np.array_equal(rows()[6]['source'] > 59, one['source'] > 59), 'gaps lie elsewhere in another row'
 
 
+@pytest.mark.slow
 def test_a_model_learns_it():
   """Loss falls far below that of a guess by frequency, and a run that goes on ends like one that was not stopped."""
   model = EncDecConfig.tiny(vocab_size=64, width=32, num_encoder_layers=1, num_layers=1)

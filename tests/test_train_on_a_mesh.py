@@ -63,7 +63,7 @@ def assert_close(ours: Any, theirs: Any):
     np.testing.assert_allclose(np.asarray(mine), np.asarray(other), atol=2e-4)
 
 
-@pytest.mark.parametrize('data, parts', [(2, 1), (2, 2)])
+@pytest.mark.parametrize('data, parts', [pytest.param(2, 1, marks=pytest.mark.slow), (2, 2)])
 def test_it_trains_as_one_device_does(alone, tmp_path, data, parts):
   assert_close(run(data, parts, tmp_path), alone[0])
   losses = [[row['loss'] for row in rows] for rows in (read_metrics(tmp_path), alone[1])]

@@ -40,6 +40,7 @@ def test_paths_and_depths(spec):
   assert [node for depth in range(1, spec.levels + 1) for node in spec.nodes_at(depth)] == list(range(spec.num_nodes))
 
 
+@pytest.mark.slow
 @hypothesis.given(specs(), st.integers(0, 2))
 @hypothesis.settings(deadline=None, max_examples=25)
 def test_on_the_device(spec, spare):

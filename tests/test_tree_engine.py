@@ -117,8 +117,13 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize('name', DRAFTERS)
-@pytest.mark.parametrize('rule, sampling', [('multiround', GREEDY), ('coupled', SAMPLED)])
+QUICK = (('multiround', 'lookup tree'), ('multiround', 'hybrid of a model'), ('coupled', 'hybrid of lookup'))
+
+
+@pytest.mark.parametrize('rule, sampling, name', [
+    pytest.param(rule, sampling, name, id=f'{rule}-sampling{number}-{name}',
+                 marks=[pytest.mark.slow] * ((rule, name) not in QUICK))
+    for number, (rule, sampling) in enumerate((('multiround', GREEDY), ('coupled', SAMPLED))) for name in DRAFTERS])
 def test_copying_drafters(name, rule, sampling):
   drafter, gamma, params = DRAFTERS[name]
   text = plain(rule, sampled=sampling is SAMPLED)
@@ -133,6 +138,7 @@ def test_one_branch_is_the_chain():
   assert [metrics.passes for metrics in tree.metrics] == [metrics.passes for metrics in chain.metrics]
 
 
+@pytest.mark.slow
 def test_more_branches_accept_more():
   """On text that goes on in several ways after the same token."""
   rng = np.random.default_rng(0)

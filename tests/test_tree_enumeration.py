@@ -9,10 +9,16 @@ from experiments.enumeration import plain_law, table_law
 from experiments.tree_enumeration import TreeCase, coupled_tree_texts, enumerate_tree, tree_law, tree_tokens
 from specdec.tree import TreeSpec
 
+LONG = {  # several seconds each; of every kind of children and of every filter there is a shorter one
+    *(f'filtered: {name}, likeliest children' for name in exact_cases.FILTERS if name != 'greedy'),
+    'likeliest children and a copy', 'all tokens as children', 'with replacement, 4 tokens, nodes per level 3 1',
+    'target that forbids tokens, with replacement'}
 NOISE_KV = np.random.default_rng(3).gumbel(size=(3, 3))
 
 
-@pytest.mark.parametrize('case', tree_cases.all_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize('case', [
+    pytest.param(case, marks=[pytest.mark.slow] * (case.name in LONG)) for case in tree_cases.all_cases()],
+                         ids=lambda case: case.name)
 def test_multiround_is_exact(case):
   assert enumerate_tree(case).exact, enumerate_tree(case)
 
@@ -78,6 +84,7 @@ def test_without_replacement_more_is_kept(spec, more):
     np.testing.assert_allclose(kept[False], kept[True], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_point_mass_tree_keeps_the_mass_of_its_children():
   target, draft = np.random.default_rng(0).dirichlet(np.ones(5), 2)
   best = np.argsort(-draft)[:3]

@@ -40,7 +40,8 @@ def test_joint_law_of_tokens(name):
   assert metrics.tokens_per_pass > 1.5
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=[pytest.mark.slow] * (name != 'tree, top')) for name in NAMES])
 def test_joint_law_under_filters(name):
   """Top-k leaves some rows fewer tokens than children."""
   loop, filters = loops('multiround')[name], (0.7, 3, 0.8)
@@ -50,7 +51,8 @@ def test_joint_law_under_filters(name):
   assert chi.chi_square(sample.counts(4), law).p_value > UNLIKELY
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=[pytest.mark.slow] * (name == 'tree, with')) for name in NAMES])
 def test_greedy_text(name):
   loop = loops('multiround')[name]
   sample = chi.sample(loop, BATCH, 4, Sampling.create(0.0))
@@ -71,11 +73,12 @@ def coupled_texts(name: str) -> np.ndarray:
   return chi.sample(loop, BATCH, LENGTH, PLAIN_SAMPLING).texts
 
 
-@pytest.mark.parametrize('name', ['tree, top', 'tree, without'])
+@pytest.mark.parametrize('name', [pytest.param('tree, top', marks=pytest.mark.slow), 'tree, without'])
 def test_coupled_text_is_that_of_plain_decoding(name):
   np.testing.assert_array_equal(coupled_texts(name), coupled_texts('none'))
 
 
+@pytest.mark.slow
 def test_point_masses_leave_the_text_as_it_is():
   """All children are point masses: the multi-round rule then draws as plain decoding does with the same seed."""
   plain = chi.sample(chi.loops(RULES['multiround'], BATCH)['none'], BATCH, LENGTH, PLAIN_SAMPLING).texts
@@ -106,7 +109,8 @@ class PointsAsDrawn(Multiround):
     return super().__call__(row_key_B, position_B, drawn, target_probs_BTV)
 
 
-@pytest.mark.parametrize(('name', 'rule'), [('tree, without', RawLaws()), ('tree, top', PointsAsDrawn())])
+@pytest.mark.parametrize(('name', 'rule'), [
+    pytest.param('tree, without', RawLaws(), marks=pytest.mark.slow), ('tree, top', PointsAsDrawn())])
 def test_wrong_laws_would_show(name, rule):
   loop = loops('multiround')[name]
   wrong = dataclasses.replace(loop, engine=dataclasses.replace(loop.engine, rule=rule))

@@ -190,7 +190,7 @@ def test_fault_25_acceptance_at_the_edges(target_prob, draft_prob, uniform, kept
   assert jnp.isfinite(law).all() and jnp.sum(law) == pytest.approx(1)
 
 
-@pytest.mark.parametrize('purpose', [rng.Purpose.EMIT, rng.Purpose.SHARED])
+@pytest.mark.parametrize('purpose', [rng.Purpose.EMIT, pytest.param(rng.Purpose.SHARED, marks=pytest.mark.slow)])
 def test_fault_27_flat_bfloat16_logits_over_a_large_vocabulary(purpose):
   vocab, rows, draws = 32_000, 250, 2_500
   law_BV = jnp.broadcast_to(law_of(jnp.zeros((vocab,), jnp.bfloat16)), (rows, vocab))

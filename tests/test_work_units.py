@@ -60,6 +60,7 @@ def test_runs_once(tmp_path):
   assert done == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle(tmp_path):
   """What was finished stays, what was in flight is done again, and the results are those of a run left alone."""
   process = start(tmp_path, 0.5)

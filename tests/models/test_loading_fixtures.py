@@ -57,7 +57,9 @@ def test_logits_at_the_start(family):
   assert error(logits(decoder, TOKENS[:SHORT], SHORT), recorded(family, 'short')) < 1e-5
 
 
-@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize('family', [
+    pytest.param(family, marks=[pytest.mark.slow] * (family not in ('llama3', 'llama-yarn', 'mistral')))
+    for family in FAMILIES])
 def test_logits_past_4096(family):
   """fault 51, 53: a wrong rotary layout or scaling is invisible at the start and shows here."""
   decoder, _ = load_decoder(FIXTURES / family)
