@@ -40,10 +40,11 @@ test-slow: $(VENV)/.tpu
 lint: setup
 	$(BIN)/ruff check .
 
-# Times transformers and llama.cpp on the same weights; compiles llama.cpp and needs some 2 GB.
+# Times transformers and llama.cpp on the same weights and writes README's table; compiles llama.cpp, needs some 2 GB.
 peers: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[peers]'
-	$(BIN)/python -m experiments.peers.timing
+	$(BIN)/python -m experiments.peers.timing --out=experiments/results/peers_cpu.jsonl
+	$(BIN)/python -m experiments.peers.readme_table
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache

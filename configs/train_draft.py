@@ -1,6 +1,7 @@
 """Distils a draft model for SmolLM2-135M from its own answers: two of its layers, and a quarter of its vocabulary.
 
-    python -m experiments.make_corpus --out=results/corpus --chat=640 --function=768 --story=448
+    python -m experiments.make_corpus --out=results/corpus --chat=640 --function=768 --story=448 \\
+        --source=384 --article=384
     python -m launch.train --config=configs/train_draft.py
     python -m launch.bench --config=configs/smollm2.py:model --config.drafter.source=results/train_draft/model
 

@@ -1,6 +1,7 @@
 """Trains Medusa heads for SmolLM2-135M on its own answers, the model itself frozen (Medusa-1) or trained (Medusa-2).
 
-    python -m experiments.make_corpus --out=results/corpus --chat=640 --function=768 --story=448
+    python -m experiments.make_corpus --out=results/corpus --chat=640 --function=768 --story=448 \\
+        --source=384 --article=384
     python -m launch.train --config=configs/train_medusa.py
     python -m launch.bench --config=configs/smollm2.py:medusa --config.drafter.source=results/train_medusa/model
 

@@ -81,7 +81,8 @@ class EagleObjective:
     labels: one of `labels.LABELS`.
     inputs: 'both'; or 'token' or 'feature', the only part of a pair that is read (the paper's ablation).
     noise: the features read in step 0 are shifted by U(-noise, noise).
-    roots: pairs of each row that guesses begin with (`roots.roots_of`).
+    roots: pairs of each row that guesses begin with where they are unrolled (`roots.roots_of`). Of one step every pair
+      is one, since all pass through the layer anyway.
     unroll_from: before so many steps of training only the first of `steps` is learnt, at half the cost.
     unrolls: whether all are, in the step at hand (`at_step`).
   """
@@ -131,7 +132,7 @@ class EagleObjective:
     features_BTF, ids_U, width = self._features(seen), self._ids(weights), batch['tokens'].shape[1]
     if self.noise:
       features_BTF += jax.random.uniform(noise_key, features_BTF.shape, minval=-self.noise, maxval=self.noise)
-    roots_BN = roots_of(batch, self.roots, roots_key)
+    roots_BN = roots_of(batch, self.roots if steps > 1 else 0, roots_key)
     law_BTU = labels_of(self.labels, rows_of_head(frozen.target, ids_U, self.num_tokens), seen, batch, ids_U)
     total, sums, found, counts = jnp.zeros(()), {}, [], []
     for step, guess_BND in enumerate(unroll(weights, batch, features_BTF, steps, roots_BN)):
