@@ -63,8 +63,8 @@ def counts(mutation: str, tests: Sequence[str] = TESTS) -> dict[str, int]:
   """
   with tempfile.TemporaryDirectory() as folder:
     report = pathlib.Path(folder) / 'report.xml'
-    command = [sys.executable, '-m', 'pytest', '-m', '', '-p', 'experiments.planting', '-p', 'no:cacheprovider', '--tb=no',
-               f'--junitxml={report}', *tests]
+    command = [sys.executable, '-m', 'pytest', '-m', '', '-p', 'experiments.planting', '-p', 'no:cacheprovider',
+               '--tb=no', f'--junitxml={report}', *tests]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {planting.VARIABLE: mutation}, capture_output=True,
                           text=True, check=False)
     if not report.exists():
