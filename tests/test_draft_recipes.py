@@ -215,7 +215,7 @@ WRONG = {
     'draft.version': 2, 'draft.taps': (7,), 'draft.num_heads': 0, 'loss.token_loss': 'foo', 'loss.labels': 'words',
     'loss.inputs': 'words', 'loss.steps': 0, 'loss.token_weight': -1.0, 'loss.feature_weight': float('nan'),
     'loss.noise': -0.1, 'loss.unroll_from': -1, 'loss.decay': 1.5, 'loss.roots': -1, 'data.corpus': 'nowhere',
-    'data.row_tokens': 1}
+    'data.row_tokens': 1, 'data.learn': 'words'}
 EITHER = {'draft.borrows_head', 'data.keep_vectors'}
 
 

@@ -43,7 +43,7 @@ def config_for(kind: str, corpus: Path, **changes) -> ConfigDict:
   config = config_of(kind, corpus, steps=3, save_every=0, learning_rate=1e-3, warmup_steps=0, **changes)
   config.data.keep_vectors = False
   if kind != 'distill':
-    config.loss.roots = 24
+    config.loss.roots, config.data.learn = 24, 'answers'
   if kind == 'medusa':
     config.draft.num_heads = 2
   return config
