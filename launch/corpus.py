@@ -190,5 +190,5 @@ def frequent_tokens(texts: Iterable[Text], count: int, num_tokens: int) -> np.nd
     raise InputError(f'a draft vocabulary of {count} tokens: the target has {num_tokens}')
   times_V = np.zeros(num_tokens, np.int64)
   for text in texts:
-    np.add.at(times_V, np.asarray(text.tokens[text.prompt_length:]), 1)
+    np.add.at(times_V, np.asarray(text.tokens[text.prompt_length:], np.int64), 1)
   return np.sort(np.argsort(-times_V, kind='stable')[:count]).astype(np.int32)

@@ -66,7 +66,8 @@ def test_held_out_by_prompt():
 
 
 def test_frequent_tokens():
-  texts = [Text('a', 'chat', 0.0, 2, (9, 9, 5, 5, 7)), Text('b', 'chat', 0.0, 1, (1, 7, 5, 3))]
+  texts = [Text('a', 'chat', 0.0, 2, (9, 9, 5, 5, 7)), Text('b', 'chat', 0.0, 1, (1, 7, 5, 3)),
+           Text('read', 'source', 0.0, 2, (2, 2))]
   np.testing.assert_array_equal(frequent_tokens(texts, 3, 10), [3, 5, 7])
   np.testing.assert_array_equal(frequent_tokens(texts, 5, 10), [0, 1, 3, 5, 7])
   with pytest.raises(InputError, match='a draft vocabulary of 11 tokens: the target has 10'):
