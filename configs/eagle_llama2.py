@@ -3,8 +3,9 @@
     python -m launch.plan --config=configs/eagle_llama2.py --topology=v4-32
     python -m launch.plan --config=configs/eagle_llama2.py:7b --topology=v4-8
     python -m launch.generate --config=configs/eagle_llama2.py --config.target.source=DIRECTORY \\
-        --config.drafter.source=DIRECTORY --prompt="..."
+        --config.drafter.source=DIRECTORY --noraw --prompt="..."
 
+Commands that decode need `mesh.model` devices, or --config.mesh.model=N: all that there are, 1 on one.
 Variants: `70b` and `7b` with the published tree of 25 nodes in 5 levels, its children drawn without replacement;
 `70b_eagle2` and `7b_eagle2` with the dynamic trees of EAGLE-2, grown on the same head. `random:` makes random weights
 of the same shapes, `untrained` a new head.

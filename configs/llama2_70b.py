@@ -4,6 +4,7 @@
     python -m launch.generate --config=configs/llama2_70b.py --config.target.source=DIRECTORY \\
         --config.drafter.source=DIRECTORY --prompt="..."
 
+Commands that decode need `mesh.model` devices, or --config.mesh.model=N: all that there are, 1 on one.
 Variants: `model` (speculative), `none` (plain decoding), `lookup` (copies what followed the same n-gram earlier). With
 `random:` the weights are random ones of the same shapes. The mesh repeats each of the 8 kv heads.
 """

@@ -3,6 +3,7 @@
     python -m launch.plan --config=configs/lookup_mistral.py --topology=v4-8
     python -m launch.generate --config=configs/lookup_mistral.py --config.target.source=DIRECTORY --prompt="..."
 
+Commands that decode need `mesh.model` devices, or --config.mesh.model=N: all that there are, 1 on one.
 Variants: `lookup` (the earliest match, whole continuations only), `lookup_tree` (two matches at once), `none` (plain
 decoding). `random:` makes random weights of the same shapes.
 """

@@ -3,8 +3,9 @@
     python -m launch.plan --config=configs/medusa_vicuna.py --topology=v4-8
     python -m launch.plan --config=configs/medusa_vicuna.py:70b --topology=v4-32
     python -m launch.generate --config=configs/medusa_vicuna.py --config.target.source=DIRECTORY \\
-        --config.drafter.source=DIRECTORY --prompt="..."
+        --config.drafter.source=DIRECTORY --noraw --prompt="..."
 
+Commands that decode need `mesh.model` devices, or --config.mesh.model=N: all that there are, 1 on one.
 Variants: `7b` (Vicuna 7B has the shapes of Llama 2 7B), `70b` (the same heads on Llama 2 70B, which nobody published).
 The papers' acceptance is `--config.accept.rule=typical`, which changes the law of the text; this config keeps it.
 `random:` makes random weights of the same shapes, `untrained` new heads.

@@ -40,7 +40,7 @@ def get_config(variant: str = 'lookup') -> ConfigDict:
           'dtype': 'float32',
       },
       'drafter': DRAFTERS[variant],
-      'accept': {'rule': 'rejection' if variant in CHAINS else 'multiround'},
+      'accept': {'rule': 'rejection' if variant in CHAINS else 'multiround', 'lenience': 1.0},  # below 1: lossy
       'engine': {
           'gamma': GAMMAS.get(variant, 7),
           'capacity': 1024,  # prompt and output tokens per row

@@ -1,7 +1,7 @@
 """Says whether speculation pays for a target, some drafts, real prompts, a batch and a machine; and which γ, how far.
 
     python -m experiments.advise --config=configs/smollm2.py:lookup --drafts=configs/smollm2.py:self
-    python -m experiments.advise --config=configs/smollm2.py:eagle \\
+    python -m experiments.advise --config=configs/smollm2.py:lookup --config.target.source=PATH \\
         --config.data.kind=file --config.data.path=traffic.jsonl --config.data.limit=40 --check
     python -m experiments.advise --config=configs/smollm2.py:lookup --topology=v5e-4 --config.mesh.model=4
 

@@ -22,15 +22,20 @@ NOT_OURS = {'site-packages', 'dist-packages', 'test', 'tests', 'idlelib', 'lib2t
 MARK = 'WHAT-THE-USER-SAYS'
 
 
-def prompts_of(kind: str) -> list[Prompt]:
-  """All prompts of a kind but those that share words with what is evaluated on; of 'chat' there is no list."""
-  prompts = functions() if kind == 'function' else summaries()
+def prompts_of(kind: str, chat: bool) -> list[Prompt]:
+  """All prompts of a kind but those that share words with what is evaluated on; of 'chat' there is no list.
+
+  Args:
+    kind: 'function' or 'story'.
+    chat: requests; without it texts to be gone on with.
+  """
+  prompts = functions(chat) if kind == 'function' else summaries(chat)
   return [prompt for prompt in prompts if shared_with(prompt.text) is None]
 
 
-def functions() -> Iterator[Prompt]:
+def functions(chat: bool) -> Iterator[Prompt]:
   for module, source in library_files():
-    yield from _functions_of(module, source)
+    yield from _functions_of(module, source, chat)
 
 
 def library_files() -> Iterator[tuple[str, str]]:
@@ -42,7 +47,7 @@ def library_files() -> Iterator[tuple[str, str]]:
       yield '.'.join(parts), path.read_text(encoding='utf-8', errors='replace')
 
 
-def _functions_of(module: str, source: str) -> Iterator[Prompt]:
+def _functions_of(module: str, source: str, chat: bool) -> Iterator[Prompt]:
   """Functions and methods, each from its `def` to the end of its docstring, once."""
   lines, seen = source.splitlines(keepends=True), set()
   for node in ast.walk(ast.parse(source)):
@@ -52,11 +57,11 @@ def _functions_of(module: str, source: str) -> Iterator[Prompt]:
       continue
     seen.add(node.name)
     text = textwrap.dedent(''.join(lines[node.lineno - 1:node.body[0].end_lineno]))
-    yield Prompt(f'function/{module}.{node.name}', HUMANEVAL_REQUEST.format(prompt=text), chat=True)
+    yield Prompt(f'function/{module}.{node.name}', HUMANEVAL_REQUEST.format(prompt=text) if chat else text, chat)
 
 
-def summaries() -> Iterator[Prompt]:
-  return (summary_prompt(story, [], True) for story in background_stories(300))
+def summaries(chat: bool) -> Iterator[Prompt]:
+  return (summary_prompt(story, [], chat) for story in background_stories(300))
 
 
 def user_opening(tokenizer: Tokenizer) -> list[int]:

@@ -13,7 +13,7 @@ from specdec.tree import TreeSpec
 
 TREE = TreeSpec.branches(2, 2)
 DRAFTERS: Mapping[str, Drafter] = {
-    'lookup': Lookup(), 'simulated': Simulated(0.5), 'model, self': Model(2), 'ngram': Ngram(2),
+    'lookup': Lookup(), 'simulated': Simulated(0.5), 'model, self': Model(2), 'unigram, bigram': Ngram(2),
     'lookup_tree': LookupTree(), 'medusa': Medusa(TREE, 2), 'eagle, likeliest children': Eagle(2, TREE),
     'eagle, drawn children': Eagle(2, TREE, 'without'), 'eagle, a chain drawn': Eagle(2, TreeSpec.chain(2), 'without'),
     'hybrid of a model': Hybrid(Model(2), Lookup(), 1, 1), 'hybrid of heads': Hybrid(Medusa(TREE, 2), Lookup(), 4, 1)}

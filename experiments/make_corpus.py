@@ -1,8 +1,10 @@
 """A corpus of the target's own answers, to train its drafts on: resumable, and clean of what drafts are evaluated on.
 
-    python -m experiments.make_corpus --out=~/corpus --chat=640 --function=768 --story=448
+    python -m experiments.make_corpus --out=results/corpus --chat=640 --function=768 --story=448 \
+        --source=384 --article=384
 
-Prompts are made here (`experiments.corpus_prompts`), whatever `data` the config names. Where there are fewer prompts
+Prompts are made here (`experiments.corpus_prompts`), whatever `data.kind` is; `data.form=raw` is for a target without a
+chat template, which completes functions and stories and cannot be asked for chats. Where there are fewer prompts
 than texts wanted they are asked again. The first answer to a prompt is greedy or, for a share of the prompts, drawn;
 others are drawn. A text that shares 13 words with HumanEval or the evaluation stories is left out. `launch.corpus`
 reads the result. Besides, the target may read texts that it did not write (`experiments.corpus_readings`), in pieces of
@@ -151,8 +153,11 @@ def make(session: Session, wanted: dict[str, int], flags_: dict[str, Any], direc
   """
   work: list[list[Asked] | list[Text]] = []
   size, answers = session.config.engine.batch, Answers(session, flags_['max_new_tokens'])
+  chat = session.config.data.form == 'chat'
+  if wanted.get('chat') and not chat:
+    raise InputError('--chat: data.form=raw is for a target without a chat template: ask for no chats')
   for kind in KINDS:
-    prompts = prompts_of(kind) if kind != 'chat' and wanted.get(kind) else []
+    prompts = prompts_of(kind, chat) if kind != 'chat' and wanted.get(kind) else []
     lengths = {prompt.id: len(prompt.text) for prompt in prompts}
     work += batches(asked(kind, wanted.get(kind, 0), prompts, flags_['share'], flags_['temperature'], flags_['seed']),
                     size, lengths)
@@ -161,8 +166,8 @@ def make(session: Session, wanted: dict[str, int], flags_: dict[str, Any], direc
     work += [read[start:start + size] for start in range(0, len(read), size)]
   if not work:
     raise InputError(f'nothing is asked for: give {", ".join(f"--{kind}" for kind in (*KINDS, *READINGS))} more than 0')
-  about = {'wanted': wanted, **flags_, 'target': session.config.target, 'engine': session.config.engine,
-           'python': platform.python_version(), 'prompts': results.digest(work)}
+  about = {'wanted': wanted, **flags_, 'form': session.config.data.form, 'target': session.config.target,
+           'engine': session.config.engine, 'python': platform.python_version(), 'prompts': results.digest(work)}
   units = WorkUnits(directory, about, len(work))
   with_bar = _Bar(len(work), units.num_done)
 

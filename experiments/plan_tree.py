@@ -37,12 +37,13 @@ from specdec.tree_planner import Plan, plan
 from specdec.warp import Sampling
 
 TIMED_WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+MOST_LEVELS = 5
 PROMPT_LENGTH, ROW_TOKENS, ROW_BATCH = 256, 768, 4  # longer texts are left out
 
 
 def held_out_ranks(params: Params, num_tokens: int, some_rows: Sequence[dict[str, np.ndarray]],
-                   levels: int) -> np.ndarray:
-  """[N, T, M]: which choices of the heads the texts' tokens are.
+                   levels: int | None) -> np.ndarray:
+  """[N, T, M]: which choices of the heads the texts' tokens are; M is `MOST_LEVELS`, or all heads, unless given.
 
   Raises:
     InputError: a drafter without heads, or with fewer than there are levels.
@@ -54,12 +55,14 @@ def held_out_ranks(params: Params, num_tokens: int, some_rows: Sequence[dict[str
     case MedusaParams():
       graph, trainable, rest = split(params.draft.heads)
       objective = MedusaObjective(graph, num_tokens)
+      levels = levels or min(MOST_LEVELS, params.draft.heads.config.num_heads)
       if levels > params.draft.heads.config.num_heads:
         raise InputError(f'--levels={levels}, and there are {params.draft.heads.config.num_heads} medusa heads: ask '
                          'for fewer levels')
     case _:
       raise InputError('trees are planned for heads: use a config with the drafter medusa or eagle')
-  return measured_ranks(objective, Frozen(params.target, rest), some_rows, ROW_BATCH, levels)(trainable)
+  return measured_ranks(
+      objective, Frozen(params.target, rest), some_rows, ROW_BATCH, levels or MOST_LEVELS)(trainable)
 
 
 def takes_likeliest(session: Session) -> bool:
@@ -134,7 +137,8 @@ if __name__ == '__main__':
   CONFIG = cli.define_config()
   CORPUS = flags.DEFINE_string('corpus', None, 'Directory that experiments.make_corpus wrote.')
   OUT = flags.DEFINE_string('out', 'tree.json', 'The tree goes here.')
-  LEVELS = flags.DEFINE_integer('levels', 5, 'Levels of the tree, at most.', lower_bound=1)
+  LEVELS = flags.DEFINE_integer('levels', None, 'Levels of the tree, at most: 5, or as many as there are Medusa heads.',
+                                lower_bound=1)
   RANKS = flags.DEFINE_integer('ranks', 8, 'Children of a row, at most.', lower_bound=1)
   MAX_NODES = flags.DEFINE_integer('max_nodes', 31, 'Of the tree.', lower_bound=1)
   REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed calls of each part.', lower_bound=1)

@@ -105,7 +105,7 @@ def main() -> None:
 
 if __name__ == '__main__':
   DIRECTORY = flags.DEFINE_string('directory', 'results/pretrain', 'Everything is written here.')
-  TOKENS = flags.DEFINE_integer('tokens', None, 'Train on so many, instead of 20 per parameter.', lower_bound=1)
+  TOKENS = flags.DEFINE_integer('tokens', None, 'Train on so many, instead of what the config says.', lower_bound=1)
   PROMPTS = flags.DEFINE_integer('prompts', 24, 'Held-out files to go on with, per task.', lower_bound=1)
   REPEATS = flags.DEFINE_integer('repeats', 3, 'Timed runs of each prompt.', lower_bound=1)
   cli.run(main)

@@ -1,6 +1,6 @@
 """Turns a Hugging Face directory or a GGUF file into a checkpoint that every mesh reads in parallel.
 
-  python -m launch.convert --source=meta-llama/Llama-2-70b --out=checkpoints/llama2_70b --dtype=bfloat16 --mesh=1,16
+  python -m launch.convert --source=models/Llama-2-70b-hf --out=checkpoints/llama2_70b --dtype=bfloat16 --mesh=1,16
   python -m launch.generate --config=configs/smollm2.py:lookup --config.target.source=checkpoints/llama2_70b ...
 
 One parameter after the other is read, cast and written: the host holds a few of them at most, and needs no accelerator.

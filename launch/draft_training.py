@@ -255,6 +255,9 @@ def eagle(config: ConfigDict, target: Decoder, num_tokens: int, ids_U: np.ndarra
     head.fc[...] = read_only(head.fc[...], config.loss.get('inputs', 'both'))
   graph, trainable, rest = _parts(_placed(head), config.train.dtype)
   objective = _objective(EagleObjective, config, graph, num_tokens)
+  if objective.steps > 1 and objective.unroll_from >= config.train.steps:
+    raise InputError(f'loss.unroll_from={objective.unroll_from}, and train.steps={config.train.steps}: the head would '
+                     f'never read its own guesses; lower it, to {config.train.steps * 7 // 10} say')
   if section.version == 3 and objective.feature_weight:
     raise InputError('loss.feature_weight must be 0 for a head of version 3, which has no feature to be like')
   if section.version == 3 and objective.inputs != 'both':

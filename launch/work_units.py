@@ -47,7 +47,7 @@ class WorkUnits:
     if '://' in directory:
       raise InputError(f'{directory} is no directory of a file system, which units of work need: mount it, or name '
                        'another')
-    self._directory, self.count = pathlib.Path(directory), count
+    self._directory, self.count = pathlib.Path(directory).expanduser(), count
     if distributed.speaks():
       self._check_same({**results.plain(about), 'units': count})
     self._done = agree([distributed.speaks() and self._is_done(unit) for unit in range(count)])

@@ -19,7 +19,7 @@ OTHER_VALUES = {
     'drafter.num_layers': 2, 'drafter.source': 'random:tiny_target', 'drafter.dtype': 'bfloat16',
     'drafter.alpha': 0.5, 'drafter.min_ngram': 2, 'drafter.max_ngram': 5, 'drafter.match': 'latest',
     'drafter.partial': False, 'drafter.draft_vocab': 'ids.json',
-    'accept.rule': 'coupled',
+    'accept.rule': 'coupled', 'accept.lenience': 0.5,
     'engine.gamma': 3, 'engine.capacity': 400, 'engine.batch': 2, 'engine.rows': 8, 'engine.widths': (2,),
     'engine.precision': 'default', 'engine.attention_block': 0,
     'engine.logprobs': False, 'engine.adaptive.enabled': True, 'engine.adaptive.draft_cost': 0.5,

@@ -141,16 +141,19 @@ def test_clean_texts():
 
 def test_prompts_are_clean():
   """The stories; functions of one module stand for all, which take a while."""
-  stories = prompts_of('story')
+  stories = prompts_of('story', chat=True)
   assert 250 < len(stories) <= 300
   evaluation_texts.check_clean((prompt.id, prompt.text) for prompt in stories)
   source = pathlib.Path(dataclasses.__file__).read_text()
-  functions = list(_functions_of('dataclasses', source))
+  functions = list(_functions_of('dataclasses', source, chat=True))
   names = {prompt.id for prompt in functions}
   assert 'function/dataclasses.asdict' in names and len(names) == len(functions)
   asdict = next(prompt for prompt in functions if prompt.id.endswith('.asdict'))
   assert 'def asdict(obj' in asdict.text and asdict.text.endswith('"""\n```') and asdict.chat
   assert '_asdict_inner(' not in asdict.text  # no body
+  raw = next(prompt for prompt in _functions_of('dataclasses', source, chat=False) if prompt.id == asdict.id)
+  assert raw.text.startswith('def asdict(obj') and raw.text in asdict.text and not raw.chat
+  assert not any(prompt.chat or prompt.text.startswith('Summ') for prompt in prompts_of('story', chat=False))
 
 
 # Making one
@@ -163,6 +166,7 @@ class Toy:
   def session() -> Session:
     config = tiny.get_config('none')
     with config.unlocked():
+      config.data.form = 'chat'
       config.engine.batch, config.engine.capacity, config.engine.logprobs = 4, 256, False
     session = Session.from_config(config)
     session.tokenizer.apply_chat = lambda messages: f'<{messages[0]["content"]}>'
@@ -177,7 +181,7 @@ DRAWN = {'share': 0.5, 'temperature': 0.8, 'max_new_tokens': 12, 'seed': 0}
 @pytest.fixture
 def few_prompts(monkeypatch):
   prompts = [Prompt(f'story/{number}', f'Story number {number}.', True) for number in range(5)]
-  monkeypatch.setattr(make_corpus, 'prompts_of', lambda kind: prompts)
+  monkeypatch.setattr(make_corpus, 'prompts_of', lambda kind, chat: prompts)
   monkeypatch.setattr(make_corpus, 'USER_TOKENS', 8)
 
 
@@ -202,6 +206,9 @@ def test_corpus(tmp_path, few_prompts):
   assert json.loads(path.read_text())['texts'] == before['texts']
   with pytest.raises(InputError, match='results of other work'):
     make_corpus.make(session, wanted, DRAWN | {'seed': 1}, str(tmp_path))
+  session.config.data.form = 'raw'
+  with pytest.raises(InputError, match=r'--chat: data\.form=raw is for a target without a chat template'):
+    make_corpus.make(session, wanted, DRAWN, str(tmp_path))
   with pytest.raises(InputError, match='nothing is asked for'):
     make_corpus.make(session, dict.fromkeys(wanted, 0), DRAWN, str(tmp_path))
 
@@ -248,7 +255,7 @@ def test_prompts_without_room_are_passed_over(tmp_path, monkeypatch):
   """Those that leave no room for the answer, and those that alone are longer than the cache."""
   prompts = [Prompt('story/short', 'Short.', True), Prompt('story/full', 'a' * 250, True),
              Prompt('story/endless', 'a' * 1000, True)]
-  monkeypatch.setattr(make_corpus, 'prompts_of', lambda kind: prompts)
+  monkeypatch.setattr(make_corpus, 'prompts_of', lambda kind, chat: prompts)
   units = make_corpus.make(Toy.session(), {'chat': 0, 'function': 0, 'story': 3}, DRAWN, str(tmp_path))
   assert make_corpus.summary(units)['too_long'] == 2
   assert [one.id for one in read_texts(str(tmp_path))] == ['story/short']

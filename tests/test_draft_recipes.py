@@ -65,6 +65,8 @@ def config_of(kind: str, corpus: Path, name: str = 'run', **train_changes) -> Co
     config.draft.vocab, config.draft.dtype = 200, 'float32'
     if kind == 'distill':
       config.draft.num_layers = 1
+    if 'eagle' in kind:
+      config.loss.unroll_from = 0
     config.train.update({'directory': str(corpus.parent / name), 'steps': STEPS, 'batch': 4, 'accumulate': 2,
                          'warmup_steps': 1, 'log_every': 1, 'eval_every': 3, 'save_every': 2} | train_changes)
   return config
@@ -214,7 +216,7 @@ WRONG = {
     'draft.num_layers': 0, 'draft.start': 'nowhere', 'draft.vocab': -1, 'draft.levels': 0, 'draft.dtype': 'int8',
     'draft.version': 2, 'draft.taps': (7,), 'draft.num_heads': 0, 'loss.token_loss': 'foo', 'loss.labels': 'words',
     'loss.inputs': 'words', 'loss.steps': 0, 'loss.token_weight': -1.0, 'loss.feature_weight': float('nan'),
-    'loss.noise': -0.1, 'loss.unroll_from': -1, 'loss.decay': 1.5, 'loss.roots': -1, 'data.corpus': 'nowhere',
+    'loss.noise': -0.1, 'loss.unroll_from': 10**6, 'loss.decay': 1.5, 'loss.roots': -1, 'data.corpus': 'nowhere',
     'data.row_tokens': 1, 'data.learn': 'words'}
 EITHER = {'draft.borrows_head', 'data.keep_vectors'}
 
