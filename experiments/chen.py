@@ -9,7 +9,8 @@ they are to be compared in shape, so each has columns, and in the plot marks, of
 ms and equation 1 of Leviathan et al. (2023), with the alpha that Table 1 implies. Fields of the table's rows, whose
 measured ones have those of `launch.bench` besides:
 
-    task, setting, drafter, gamma           setting: 'this machine', or 'Chinchilla 70B and 4B'
+    task, setting, drafter, gamma           setting: 'this machine' and its prompts (news stories stand in for XSum,
+                                            which no package ships), or 'Chinchilla 70B and 4B'
     topology                                of the predictions
     metric                                  pass@1 or ROUGE-2
     measured_score, measured_difference     with 95 % bootstrap intervals over problems or stories; minus plain's
@@ -179,7 +180,8 @@ def measured_rows(config: ConfigDict, name: str, units_dir: str | None) -> list[
   for run in runs:
     row = bench.row_of(run, runs[0])
     rows.append({
-        'task': name, 'setting': HERE, **row, 'drafter': row['drafter'] if run is runs[0] else run.name,
+        'task': name, 'setting': f'{HERE}, {task.kind} prompts', **row,
+        'drafter': row['drafter'] if run is runs[0] else run.name,
         'measured_ms_per_token': row['ms_per_token'], 'measured_speedup': row['speedup']})
   try:
     scores = [scores_of(run, prompts, task.kind) for run in runs]
