@@ -51,7 +51,7 @@ def held_out_ranks(params: Params, num_tokens: int, some_rows: Sequence[dict[str
   match params.draft:
     case EagleWeights():
       graph, trainable, rest = split(params.draft.head)
-      objective = EagleObjective(graph, num_tokens)
+      objective, levels = EagleObjective(graph, num_tokens), levels or MOST_LEVELS
     case MedusaParams():
       graph, trainable, rest = split(params.draft.heads)
       objective = MedusaObjective(graph, num_tokens)
@@ -61,8 +61,7 @@ def held_out_ranks(params: Params, num_tokens: int, some_rows: Sequence[dict[str
                          'for fewer levels')
     case _:
       raise InputError('trees are planned for heads: use a config with the drafter medusa or eagle')
-  return measured_ranks(
-      objective, Frozen(params.target, rest), some_rows, ROW_BATCH, levels or MOST_LEVELS)(trainable)
+  return measured_ranks(objective, Frozen(params.target, rest), some_rows, ROW_BATCH, levels)(trainable)
 
 
 def takes_likeliest(session: Session) -> bool:

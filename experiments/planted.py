@@ -3,8 +3,8 @@
     python -m experiments.planted --rows=experiments/results/planted.jsonl
 
 Each mistake of `experiments.mutations` and `experiments.tree_mutations` in turn takes the place of the right part
-(`experiments.planting`), and `TESTS` run on it: a minute or two each, an hour in all. Exit status 1 if one goes
-unnoticed, or if a test fails with nothing planted.
+(`experiments.planting`), and `TESTS` run on it: a minute or two each, an hour and a half in all. Exit status 1 if one
+goes unnoticed, or if a test fails with nothing planted.
 """
 
 from collections.abc import Sequence

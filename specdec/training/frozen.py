@@ -5,7 +5,7 @@ A batch of rows is a dict (`launch.corpus` makes them):
     tokens [B, T]      texts one after the other, none longer than a row
     segments [B, T]    which text of its row a token belongs to, from 1 on; 0 is padding
     positions [B, T]   in its text
-    trains [B, T]      whether the target drew the token as its answer: what a draft should have guessed
+    trains [B, T]      whether a draft should have guessed the token: an answer of the target, or any that is learnt
 
 A row is a text of its own as far as the target is concerned: a token sees those of its segment alone. Rows that hold
 `hidden` [B, T, D] and `log_total` [B, T] already, as kept from an earlier pass, need no pass.

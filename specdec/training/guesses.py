@@ -1,7 +1,7 @@
 """How often a draft guessed right the token that the text really goes on with: what is logged beside the loss.
 
-The texts were drawn by the target. So the share of guesses of rank 0 that are right is the probability that they are
-kept, as point masses, by every lossless rule, whatever the temperature of the texts.
+Held-out texts were drawn by the target. So the share of guesses of rank 0 that are right there is the probability that
+they are kept, as point masses, by every lossless rule, whatever the temperature of the texts.
 """
 
 import jax
