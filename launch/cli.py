@@ -16,7 +16,7 @@ from ml_collections import ConfigDict, config_flags
 from launch import distributed, results
 from launch.errors import RunError
 from launch.preemption import RESTART_STATUS, Preempted
-from launch.start_up import blame, leave, show_banner, start_up
+from launch.start_up import blame, leave, leave_together, show_banner, start_up
 from models.errors import InputError
 
 OURS = ('launch.', 'experiments.')
@@ -98,7 +98,7 @@ def _guarded(main: Callable[[], int | None], alone: bool, argv: Sequence[str]) -
     if not distributed.joined():
       raise
     leave(blame(error))
-  sys.exit(status or 0)
+  leave_together(status or 0)
 
 
 class _Help(app.HelpFlag):

@@ -73,12 +73,31 @@ def blame(error: Exception) -> int:
 def leave(status: int) -> None:
   """Ends a process whose job cannot go on; one that is alone ends as Python does."""
   if distributed.joined():
-    sys.stdout.flush()
-    sys.stderr.flush()
     if distributed.speaks():
       time.sleep(LAST_WORDS_SECONDS)
-    os._exit(status)
+    _exit(status)
   sys.exit(status)
+
+
+def leave_together(status: int) -> None:
+  """Ends a process that has done its part of a job, when all have; one that is alone ends as Python does.
+
+  Python's own way down would take the connections between processes apart while others still use them, which now and
+  then aborts one of them.
+  """
+  if distributed.joined():
+    try:
+      jax.distributed.shutdown()
+    except jax.errors.JaxRuntimeError as error:
+      print(f'warning: another process of the job did not end well: {str(error).splitlines()[0]}', file=sys.stderr)
+    _exit(status)
+  sys.exit(status)
+
+
+def _exit(status: int) -> None:
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(status)
 
 
 def _keep_programs(directory: str) -> None:
