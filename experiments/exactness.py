@@ -45,7 +45,6 @@ RUNG_NAMES = flags.DEFINE_list('rungs', None, 'Which rungs to climb, comma separ
 THREE_TOKEN_DRAWS, LOOP_DRAWS, LOOP_BATCH = 200_000, 50_000, 12_500
 NUM_NOISES = 4  # the coupled rule is enumerated over all assignments of so many noise vectors to positions
 LEAST_P_VALUE = 1e-3  # seeds are fixed: a machine that passes once passes always
-SAMPLED = Sampling.create(1.0)
 DRAFTERS = {  # as sections of a config
     'lookup': {'name': 'lookup', 'min_ngram': 1, 'max_ngram': 3, 'match': 'earliest', 'partial': True},
     'self': {'name': 'self', 'num_layers': 1, 'draft_vocab': ''},
@@ -62,7 +61,7 @@ def lossless_rules() -> list[str]:
 def three_tokens() -> list[Verdict]:
   """Draft .1 .6 .3, target .5 .2 .3: six tested tokens in ten are kept, and the text follows the target."""
   loop = chi.three_tokens(RULES['rejection'], THREE_TOKEN_DRAWS // 4)
-  sample = chi.sample(loop, THREE_TOKEN_DRAWS, 2, SAMPLED)
+  sample = chi.sample(loop, THREE_TOKEN_DRAWS, 2, Sampling.create(1.0))
   first = chi.chi_square(sample.counts(3).sum(axis=1), loop.law(1))
   frequencies = sample.counts(3).sum(axis=1) / first.draws
   accepted = sample.metrics.alpha
@@ -137,7 +136,7 @@ def chi_squares() -> list[Verdict]:
   verdicts = []
   for rule in lossless_rules():
     for drafter, loop in (chi.loops(RULES[rule], LOOP_BATCH) | chi.tree_loops(RULES[rule], LOOP_BATCH)).items():
-      sample = chi.sample(loop, LOOP_DRAWS, 6, SAMPLED)
+      sample = chi.sample(loop, LOOP_DRAWS, 6, Sampling.create(1.0))
       counts = sample.counts(loop.engine.num_tokens)
       test = chi.chi_square(counts.sum(axis=(3, 4, 5)), loop.law(3))
       verdicts.append(_p_value(f'{rule}, {drafter}: first 3 tokens', test))

@@ -36,7 +36,7 @@ from models.tokenizer import Tokenizer
 from specdec.engine import Request
 from specdec.warp import Sampling
 
-USER_LAW = Sampling.create(1.0, 0, 0.95)  # of what the target says as a user
+USER_TOP_P = 0.95  # of what the target says as a user, at temperature 1
 USER_TOKENS = 96
 
 
@@ -121,7 +121,8 @@ class Answers:
     """What the target says in the user's place; empty where it says nothing."""
     tokenizer = self._session.tokenizer
     opening = user_opening(tokenizer)
-    said = self._decode([opening] * len(unit), [one.seed ^ 1 << 31 for one in unit], USER_LAW, USER_TOKENS)
+    said = self._decode([opening] * len(unit), [one.seed ^ 1 << 31 for one in unit],
+                        Sampling.create(1.0, 0, USER_TOP_P), USER_TOKENS)
     return [Prompt(one.prompt.id, tokenizer.decode(ids).strip(), chat=True)
             for one, ids in zip(unit, said, strict=True)]
 

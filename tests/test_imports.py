@@ -3,6 +3,8 @@
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 
@@ -112,3 +114,17 @@ def test_names():
   """One idea per file, named by the idea."""
   assert not {name for name in MODULES if name.rpartition('.')[2] in UNIDEAS}
   assert all((path.parent / '__init__.py').exists() for path in MODULES.values())
+
+
+def test_no_import_touches_a_device():
+  """A device looked for before `launch.start_up` is on the wrong platform, and keeps a process out of its job."""
+  code = '''if True:
+      import importlib, sys
+      from jax._src import xla_bridge
+      for name in sys.argv[1:]:
+        importlib.import_module(name)
+        assert not xla_bridge.backends_are_initialized(), name
+  '''
+  names = [name for name in MODULES if not under(name, ('experiments.peers',))]  # needs packages of its own
+  done = subprocess.run([sys.executable, '-c', code, *names], cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr.splitlines()[-1]
