@@ -9,6 +9,9 @@ than texts wanted they are asked again. The first answer to a prompt is greedy o
 others are drawn. A text that shares 13 words with HumanEval or the evaluation stories is left out. `launch.corpus`
 reads the result. Besides, the target may read texts that it did not write (`experiments.corpus_readings`), in pieces of
 `--capacity` tokens: they have no answer, and a draft learns from them if its config says data.learn='all'.
+
+`--skip=N` passes over the first N of each kind: results/corpus/first and results/corpus/second, which begins where the
+first ends, are a corpus together, by the name of the folder that holds them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,19 +60,19 @@ class Asked:
   seed: int
 
 
-def asked(kind: str, count: int, prompts: Sequence[Prompt], share: float, temperature: float,
-          seed: int) -> list[Asked]:
-  """`count` prompts of a kind, a fair sample where there are more; those of one temperature together."""
+def asked(kind: str, count: int, prompts: Sequence[Prompt], share: float, temperature: float, seed: int,
+          skip: int) -> list[Asked]:
+  """`count` prompts of a kind after the first `skip`, a fair sample where there are more; by temperature."""
   if kind == 'chat':
-    prompts = [Prompt(f'chat/{seed}/{number}', '', True) for number in range(count)]
+    prompts = [Prompt(f'chat/{seed}/{number}', '', True) for number in range(skip + count)]
   else:
     prompts = sorted(prompts, key=lambda prompt: _fraction('place', prompt.id))
-  again = list(itertools.islice(itertools.cycle(prompts), count))
+  again = list(itertools.islice(itertools.cycle(prompts), skip + count))
   seeds = seeds_for(seed, again)
   drawn = [number >= len(prompts) or _fraction('drawn', prompt.id) < share for number, prompt in enumerate(again)]
   made = [Asked(prompt, kind, temperature if is_drawn else 0.0, its)
           for prompt, is_drawn, its in zip(again, drawn, seeds, strict=True)]
-  return sorted(made, key=lambda one: one.temperature)
+  return sorted(made[skip:], key=lambda one: one.temperature)
 
 
 def _fraction(of: str, name: str) -> float:
@@ -86,14 +89,14 @@ def batches(wanted: Sequence[Asked], size: int, length_of: dict[str, int]) -> li
   return made
 
 
-def pieces(kind: str, count: int, tokenizer: Tokenizer, length: int) -> list[Text]:
-  """`count` texts of `length` tokens to read, or all that there are: a fair sample. Shorter ends are lost."""
+def pieces(kind: str, count: int, tokenizer: Tokenizer, length: int, skip: int) -> list[Text]:
+  """`count` texts of `length` tokens to read after the first `skip`, or all there are: a fair sample, whole pieces."""
   made = []
   for name, text in READINGS[kind]() if count else ():
     tokens = tokenizer.encode(text)
     made += [Text(f'{kind}/{name}#{number}', kind, 0.0, length, tuple(tokens[start:start + length]))
              for number, start in enumerate(range(0, len(tokens) - length + 1, length))]
-  return sorted(made, key=lambda piece: _fraction('place', piece.id))[:count]
+  return sorted(made, key=lambda piece: _fraction('place', piece.id))[skip:skip + count]
 
 
 class Answers:
@@ -149,7 +152,7 @@ def make(session: Session, wanted: dict[str, int], flags_: dict[str, Any], direc
   Args:
     session: of a config without a draft.
     wanted: texts of each kind, asked for or read.
-    flags_: share, temperature, max_new_tokens, seed.
+    flags_: share, temperature, max_new_tokens, seed, skip.
     directory: where the units are.
   """
   work: list[list[Asked] | list[Text]] = []
@@ -160,10 +163,10 @@ def make(session: Session, wanted: dict[str, int], flags_: dict[str, Any], direc
   for kind in KINDS:
     prompts = prompts_of(kind, chat) if kind != 'chat' and wanted.get(kind) else []
     lengths = {prompt.id: len(prompt.text) for prompt in prompts}
-    work += batches(asked(kind, wanted.get(kind, 0), prompts, flags_['share'], flags_['temperature'], flags_['seed']),
-                    size, lengths)
+    work += batches(asked(kind, wanted.get(kind, 0), prompts, flags_['share'], flags_['temperature'], flags_['seed'],
+                          flags_['skip']), size, lengths)
   for kind in READINGS:
-    read = pieces(kind, wanted.get(kind, 0), session.tokenizer, session.engine.capacity)
+    read = pieces(kind, wanted.get(kind, 0), session.tokenizer, session.engine.capacity, flags_['skip'])
     work += [read[start:start + size] for start in range(0, len(read), size)]
   if not work:
     raise InputError(f'nothing is asked for: give {", ".join(f"--{kind}" for kind in (*KINDS, *READINGS))} more than 0')
@@ -219,7 +222,7 @@ def main() -> None:
   _prepare(config)
   wanted = {kind: count.value for kind, count in COUNTS.items()}
   drawn = {'share': SAMPLED.value, 'temperature': TEMPERATURE.value, 'max_new_tokens': MAX_NEW_TOKENS.value,
-           'seed': SEED.value}
+           'seed': SEED.value, 'skip': SKIP.value}
   units = make(Session.from_config(config), wanted, drawn, OUT.value)
   facts = summary(units)
   if distributed.speaks():
@@ -240,6 +243,7 @@ if __name__ == '__main__':
   BATCH = flags.DEFINE_integer('batch', 64, 'Texts decoded at once.', lower_bound=1)
   CAPACITY = flags.DEFINE_integer('capacity', 768, 'Tokens of prompt and answer; longer prompts are passed over.',
                                   lower_bound=2)
+  SKIP = flags.DEFINE_integer('skip', 0, 'Texts of each kind that another corpus has already.', lower_bound=0)
   SEED = flags.DEFINE_integer('seed', 0, 'Of all that is drawn.', lower_bound=0)
   flags.mark_flag_as_required('out')
   cli.run(main)

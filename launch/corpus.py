@@ -17,6 +17,7 @@ from models.errors import InputError
 from models.loading.safetensors import read_json
 
 ABOUT = 'about.json'
+UNITS = 'unit-*-of-*.json'
 HELD_OUT = 20  # one text in so many is not trained on
 OPEN_ROWS = 64  # that a text may still go into
 LEARN = ('answers', 'all')  # of a text
@@ -55,15 +56,29 @@ class Text:
 
 
 def read_texts(directory: str) -> list[Text]:
-  """All texts of a finished corpus, unit by unit.
+  """All texts of a finished corpus, or of all that a folder holds, unit by unit.
 
   Raises:
     InputError: no corpus, one that is not finished, or one that holds something else.
   """
+  return [text for folder in corpora(directory) for text in _read_corpus(folder)]
+
+
+def corpora(directory: str) -> list[pathlib.Path]:
+  """The folder itself or, where it has no units, those in it that have.
+
+  Raises:
+    InputError: there are none.
+  """
   folder = pathlib.Path(directory).expanduser()
-  paths = sorted(folder.glob('unit-*-of-*.json'))
-  if not paths:
+  found = [one for one in (folder, *sorted(folder.glob('*/'))) if any(one.glob(UNITS))]
+  if not found:
     raise InputError(f'{folder} holds no corpus: make one with python -m experiments.make_corpus --out={folder}')
+  return found[:1] if found[0] == folder else found
+
+
+def _read_corpus(folder: pathlib.Path) -> list[Text]:
+  paths = sorted(folder.glob(UNITS))
   named = re.fullmatch(r'unit-\d{5,9}-of-(\d{5,9})\.json', paths[0].name)
   count = int(named[1]) if named else 0
   for path in paths:
@@ -80,12 +95,13 @@ def check_made_by(directory: str, source: str) -> None:
   Raises:
     InputError: names both targets.
   """
-  path = pathlib.Path(directory).expanduser() / ABOUT
-  target = read_json(path).get('target') if path.exists() else None
-  its = target.get('source') if isinstance(target, dict) else None
-  if isinstance(its, str) and _place(its) != _place(source):
-    raise InputError(f'{directory} holds answers of target.source={its!r}, not {source!r}: name that target, or make a '
-                     f'corpus of this one (if they are one model, moved, say so in {path.name})')
+  for folder in corpora(directory):
+    path = folder / ABOUT
+    target = read_json(path).get('target') if path.exists() else None
+    its = target.get('source') if isinstance(target, dict) else None
+    if isinstance(its, str) and _place(its) != _place(source):
+      raise InputError(f'{folder} holds answers of target.source={its!r}, not {source!r}: name that target, or make a '
+                       f'corpus of this one (if they are one model, moved, say so in {path.name})')
 
 
 def _place(source: str) -> str:

@@ -15,7 +15,7 @@ from experiments import make_corpus
 from experiments.corpus_prompts import _functions_of, library_files, prompts_of
 from experiments.corpus_readings import articles, plain
 from launch import evaluation_texts
-from launch.corpus import LEARN, Text, check_ids, check_made_by, frequent_tokens, read_texts, rows, whole
+from launch.corpus import LEARN, Text, check_ids, check_made_by, corpora, frequent_tokens, read_texts, rows, whole
 from launch.prompts import Prompt, humaneval_problems, load_prompts
 from launch.session import Session
 from models.errors import InputError
@@ -99,6 +99,7 @@ def test_units_of_several(names, tmp_path):
 
 def test_a_corpus_of_another_target(tmp_path):
   """By its name and by its tokens; a name is a place, however it is written. Without about.json it is anybody's."""
+  (tmp_path / 'unit-00000-of-00001.json').write_text('{"texts": []}')
   check_made_by(str(tmp_path), 'embedded')
   model = tmp_path / 'model'
   model.mkdir()
@@ -175,7 +176,7 @@ class Toy:
     return session
 
 
-DRAWN = {'share': 0.5, 'temperature': 0.8, 'max_new_tokens': 12, 'seed': 0}
+DRAWN = {'share': 0.5, 'temperature': 0.8, 'max_new_tokens': 12, 'seed': 0, 'skip': 0}
 
 
 @pytest.fixture
@@ -211,6 +212,20 @@ def test_corpus(tmp_path, few_prompts):
     make_corpus.make(session, wanted, DRAWN, str(tmp_path))
   with pytest.raises(InputError, match='nothing is asked for'):
     make_corpus.make(session, dict.fromkeys(wanted, 0), DRAWN, str(tmp_path))
+
+
+def test_a_further_corpus(tmp_path, few_prompts):
+  """It begins where the first ends; a folder of both holds the texts of both, and says whose they are."""
+  session, wanted = Toy.session(), {'chat': 2, 'function': 0, 'story': 2}
+  for name, drawn in (('first', DRAWN), ('second', DRAWN | {'skip': 2})):
+    make_corpus.make(session, wanted, drawn, str(tmp_path / name))
+  first, second = ({one.id for one in read_texts(str(tmp_path / name))} for name in ('first', 'second'))
+  assert len(first) == len(second) == 4 and not first & second
+  assert {one.id for one in read_texts(str(tmp_path))} == first | second
+  (tmp_path / 'vectors').mkdir()
+  assert [folder.name for folder in corpora(str(tmp_path))] == ['first', 'second']
+  with pytest.raises(InputError, match=r"first holds answers of target\.source='random:.*', not 'embedded'"):
+    check_made_by(str(tmp_path), 'embedded')
 
 
 def test_empty_chats_are_counted_apart(tmp_path, few_prompts, monkeypatch):
