@@ -10,8 +10,8 @@ others are drawn. A text that shares 13 words with HumanEval or the evaluation s
 reads the result. Besides, the target may read texts that it did not write (`experiments.corpus_readings`), in pieces of
 `--capacity` tokens: they have no answer, and a draft learns from them if its config says data.learn='all'.
 
-`--skip=N` passes over the first N of each kind: results/corpus/first and results/corpus/second, which begins where the
-first ends, are a corpus together, by the name of the folder that holds them.
+`--skip=N` passes over the first N of each kind: a further corpus begins where the first ended. Folders in a corpus are
+part of it.
 """
 
 from collections.abc import Iterator, Sequence

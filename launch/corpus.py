@@ -56,7 +56,7 @@ class Text:
 
 
 def read_texts(directory: str) -> list[Text]:
-  """All texts of a finished corpus, or of all that a folder holds, unit by unit.
+  """All texts of a finished corpus and of those in its folder, unit by unit.
 
   Raises:
     InputError: no corpus, one that is not finished, or one that holds something else.
@@ -65,7 +65,7 @@ def read_texts(directory: str) -> list[Text]:
 
 
 def corpora(directory: str) -> list[pathlib.Path]:
-  """The folder itself or, where it has no units, those in it that have.
+  """The folder itself and those in it, as far as they have units.
 
   Raises:
     InputError: there are none.
@@ -74,7 +74,7 @@ def corpora(directory: str) -> list[pathlib.Path]:
   found = [one for one in (folder, *sorted(folder.glob('*/'))) if any(one.glob(UNITS))]
   if not found:
     raise InputError(f'{folder} holds no corpus: make one with python -m experiments.make_corpus --out={folder}')
-  return found[:1] if found[0] == folder else found
+  return found
 
 
 def _read_corpus(folder: pathlib.Path) -> list[Text]:

@@ -223,6 +223,10 @@ def test_a_further_corpus(tmp_path, few_prompts):
   assert len(first) == len(second) == 4 and not first & second
   assert {one.id for one in read_texts(str(tmp_path))} == first | second
   (tmp_path / 'vectors').mkdir()
+  assert {one.id for one in read_texts(str(tmp_path / 'first'))} == first
+  (tmp_path / 'second').rename(tmp_path / 'first' / 'second')
+  assert {one.id for one in read_texts(str(tmp_path / 'first'))} == first | second
+  (tmp_path / 'first' / 'second').rename(tmp_path / 'second')
   assert [folder.name for folder in corpora(str(tmp_path))] == ['first', 'second']
   with pytest.raises(InputError, match=r"first holds answers of target\.source='random:.*', not 'embedded'"):
     check_made_by(str(tmp_path), 'embedded')
