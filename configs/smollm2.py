@@ -4,15 +4,17 @@
     python -m launch.bench    --config=configs/smollm2.py:lookup --config.engine.gamma=7
 
 Variants: `none` (plain decoding), `lookup` (copy from the text so far), `self` (the model's first layers draft),
-`model` (a draft that `configs/train_draft.py` trained), `lookup_tree` (several copies at once), `hybrid` (first layers
-and a copy), `medusa` and `eagle` (heads on the model's last vector; untrained ones accept next to nothing, so name
-trained ones by `drafter.source`).
+`model` (a draft that `configs/train_draft.py` trained), `lookup_tree` (several copies at once), `eagle` (the head in
+experiments/weights), `hybrid` (that head and a copy, in one tree) and `medusa` (heads on the model's last vector;
+untrained ones accept next to nothing, so name trained ones by `drafter.source`).
 """
 
 from ml_collections import ConfigDict
 
 LOOKUP = {'min_ngram': 1, 'max_ngram': 3, 'match': 'earliest', 'partial': True}
 TREE = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1))
+EAGLE = {'name': 'eagle', 'source': 'experiments/weights/eagle', 'dtype': 'float32', 'tree': TREE, 'children': 'top',
+         'version': 1, 'taps': ()}
 SELF = {'name': 'self', 'num_layers': 4, 'draft_vocab': ''}  # or a JSON list of the ids that the draft may say
 DRAFTERS = {
     'none': {'name': 'none'},
@@ -20,11 +22,10 @@ DRAFTERS = {
     'self': SELF,
     'model': {'name': 'model', 'source': 'results/train_draft/model', 'dtype': 'float32', 'draft_vocab': ''},
     'lookup_tree': LOOKUP | {'name': 'lookup_tree', 'branches': 2},
-    'hybrid': {'name': 'hybrid', 'of': SELF, 'lookup': LOOKUP, 'copied': 5},
+    'hybrid': {'name': 'hybrid', 'of': EAGLE | {'tree': ((0,), (1,))}, 'lookup': LOOKUP, 'copied': 5},
     'medusa': {'name': 'medusa', 'source': 'untrained', 'dtype': 'float32', 'tree': TREE, 'num_heads': 3,
                'own_head': False},
-    'eagle': {'name': 'eagle', 'source': 'untrained', 'dtype': 'float32', 'tree': TREE, 'children': 'top', 'version': 1,
-              'taps': ()},
+    'eagle': EAGLE,
 }
 CHAINS = ('none', 'lookup', 'self', 'model')
 # Others 7: a pass over 8 rows suits a CPU (README, "What the numbers mean").

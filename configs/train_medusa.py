@@ -41,7 +41,7 @@ def get_config(variant: str = 'law') -> ConfigDict:
   config = ConfigDict({
       'target': {'source': 'embedded', 'dtype': 'float32'},
       'draft': {
-          'num_heads': 3, 'num_layers': 1,
+          'num_heads': 3, 'num_layers': 3,
           'vocab': 8192,  # most frequent tokens of the answers; 0 for all
           'dtype': 'bfloat16',  # of the file
       },

@@ -7,7 +7,8 @@
 
 One pass over the held-out texts of a corpus gives the acceptance table (`specdec.training.acceptance`); target passes
 of some widths and drafts of the config's own tree are timed, other widths interpolated; `specdec.tree_planner.plan`
-does the rest. The texts are simulated with the tree that it finds, and with a chain as deep.
+does the rest. The texts are simulated with the tree that it finds, and with a chain as deep. With --most_tokens nothing
+is timed: the tree is the best of --max_nodes where all passes cost alike, as they nearly do on an accelerator.
 """
 
 from collections.abc import Sequence
@@ -90,10 +91,10 @@ def by_level(session: Session, draft_cost: float) -> tuple[float, float]:
   return draft_cost / session.engine.levels, 0.0
 
 
-def planned(session: Session, ranks_NTM: np.ndarray, num_ranks: int, max_nodes: int, repeats: int) -> dict[str, Any]:
-  """What goes into the file."""
-  table_KI = acceptance_table(ranks_NTM, num_ranks)
-  verify_cost, draft_cost = costs(session, max_nodes, repeats)
+def planned(session: Session, ranks_NTM: np.ndarray, num_ranks: int, verify_cost: list[float],
+            draft_cost: float) -> dict[str, Any]:
+  """What goes into the file: the best tree of as many nodes as there are costs of wider passes, `costs`."""
+  table_KI, max_nodes = acceptance_table(ranks_NTM, num_ranks), len(verify_cost) - 1
   level_cost, overhead = by_level(session, draft_cost)
   best: Plan = plan(table_KI, verify_cost, level_cost, overhead, max_nodes)
   facts = {'tree': best.tree, 'nodes': len(best.tree), 'expected_tokens': best.tokens, 'cost': best.cost,
@@ -118,7 +119,10 @@ def main() -> None:
   check_ids(CORPUS.value, texts, session.tokenizer.num_tokens)
   check_clean((text.id, session.tokenizer.decode(text.tokens)) for text in texts)
   ranks_NTM = held_out_ranks(session.params, session.tokenizer.num_tokens, rows(texts, ROW_TOKENS), LEVELS.value)
-  facts = planned(session, ranks_NTM, RANKS.value, MAX_NODES.value, REPEATS.value)
+  verify_cost, draft_cost = [1.0] * (MAX_NODES.value + 1), 0.0
+  if not MOST_TOKENS.value:
+    verify_cost, draft_cost = costs(session, MAX_NODES.value, REPEATS.value)
+  facts = planned(session, ranks_NTM, RANKS.value, verify_cost, draft_cost)
   results.write_json(OUT.value, facts)
   table = [{'level': level + 1} | {f'rank_{rank}': share for rank, share in enumerate(accept_I[:6])}
            for level, accept_I in enumerate(facts['acceptance'])]
@@ -126,7 +130,8 @@ def main() -> None:
               'kept, of rows that are kept', file=cli.output())
   cli.say(f'{facts["nodes"]} nodes: {facts["expected_tokens"]:.2f} tokens per pass expected, '
           f'{facts.get("simulated_tokens_per_pass", 1):.2f} simulated ({facts.get("simulated_chain", 1):.2f} by a '
-          f'chain as deep), {facts["expected_speedup"]:.2f} times as fast as plain decoding')
+          'chain as deep)' + ('' if MOST_TOKENS.value else
+                              f', {facts["expected_speedup"]:.2f} times as fast as plain decoding'))
   if facts['nodes']:
     cli.say(f'--config.drafter.tree={OUT.value} --config.engine.gamma={facts["nodes"]}')
   cli.write_json(facts)
@@ -140,6 +145,7 @@ if __name__ == '__main__':
                                 lower_bound=1)
   RANKS = flags.DEFINE_integer('ranks', 8, 'Children of a row, at most.', lower_bound=1)
   MAX_NODES = flags.DEFINE_integer('max_nodes', 31, 'Of the tree.', lower_bound=1)
+  MOST_TOKENS = flags.DEFINE_bool('most_tokens', False, 'Plan for the most tokens per pass; costs are not looked at.')
   REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed calls of each part.', lower_bound=1)
   flags.mark_flag_as_required('corpus')
   cli.run(main)

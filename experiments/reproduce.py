@@ -28,7 +28,7 @@ TASKS = {
     'news greedy': ('news', {'temperature': 0.0, 'top_p': 1.0}),
     'news sampled': ('news', {'temperature': 1.0, 'top_p': 0.8}),
 }
-VARIANTS = ('lookup', 'self')
+VARIANTS = ('lookup', 'eagle', 'hybrid')
 
 
 def task_config(variant: str, kind: str, sampling: dict, limit: int, max_new_tokens: int) -> ConfigDict:

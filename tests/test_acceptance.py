@@ -76,21 +76,21 @@ def some_rows() -> list[dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize('name', ['medusa', 'eagle'])
-def test_planned_tree(name, tmp_path, monkeypatch):
+def test_planned_tree(name, tmp_path):
   """A tree in bounds, whose file configs take; heads that are always wrong get none."""
   session = session_of(name)
-  monkeypatch.setattr('experiments.plan_tree.costs', lambda *_: ([1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6], 0.1))
+  costs = [1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6], 0.1
   ranks = held_out_ranks(session.params, session.tokenizer.num_tokens, some_rows(), 3)
   assert ranks.shape == (len(some_rows()), 64, 3)
   asked = sum(row['trains'].sum() for row in some_rows())
   assert (ranks[..., 0] != UNASKED).sum() == asked
   right = np.where(ranks == UNASKED, UNASKED, 0)
-  facts = planned(session, right, 4, 6, 1)
+  facts = planned(session, right, 4, *costs)
   tree = tree_of(written(tmp_path, facts))
   assert tree == TreeSpec.chain(3) and facts['expected_tokens'] == 4
   assert facts['simulated_tokens_per_pass'] == facts['simulated_chain'] > 1
   assert facts['cost'] == pytest.approx(1.3 + (0.1 if name == 'medusa' else 0.15))  # a level of two costs half a draft
-  assert planned(session, np.where(ranks == UNASKED, UNASKED, UNKNOWN), 4, 6, 1)['tree'] == ()
+  assert planned(session, np.where(ranks == UNASKED, UNASKED, UNKNOWN), 4, *costs)['tree'] == ()
 
 
 def written(directory, facts) -> str:
