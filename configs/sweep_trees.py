@@ -2,28 +2,35 @@
 
     python -m experiments.sweep --config=configs/sweep_trees.py:eagle --out=trees.jsonl
 
-About fifteen minutes on two cores. Variants: `eagle` and `medusa`. The planned trees are those of
-`experiments.plan_tree --most_tokens`, in experiments/weights.
+About ten minutes on two cores. Variants: `eagle`, `medusa`, and `hybrid`, the EAGLE head's trees with a copy beside them.
+The planned trees are those of `experiments.plan_tree --most_tokens`, in experiments/weights.
 """
 
 from ml_collections import ConfigDict
 
 from configs import smollm2
 
-LEVELS = {'eagle': 4, 'medusa': 3}
+LEVELS = {'eagle': 4, 'medusa': 3, 'hybrid': 4}
 PLANNED = 31  # nodes
 
 
 def get_config(variant: str = 'eagle') -> ConfigDict:
+  if variant not in LEVELS:
+    raise ValueError(f'variant {variant!r} of configs/sweep_trees.py does not exist: use one of {", ".join(LEVELS)}')
+  is_hybrid = variant == 'hybrid'
   chain = tuple((0,) * depth for depth in range(1, LEVELS[variant] + 1))
-  trees = chain, smollm2.TREE, (f'experiments/weights/{variant}/tree.json',)
+  trees = {'tree': (chain, smollm2.TREE, (f'experiments/weights/{"eagle" if is_hybrid else variant}/tree.json',))}
+  copied = smollm2.DRAFTERS['hybrid']['copied'] if is_hybrid else 0
   return ConfigDict({
       'base': f'configs/smollm2.py:{variant}',
       'grid': {
           'data': {'kind': ('humaneval', 'news'), 'limit': (12,)},
           'sampling': {'temperature': (0.0, 0.8), 'max_new_tokens': (48,)},
       },
-      'zip': {'drafter': {'tree': trees}, 'engine': {'gamma': (len(chain), len(smollm2.TREE), PLANNED)}},
+      'zip': {
+          'drafter': {'of': trees} if is_hybrid else trees,
+          'engine': {'gamma': tuple(nodes + copied for nodes in (len(chain), len(smollm2.TREE), PLANNED))},
+      },
       'repeats': 1,
       'plain': False,
   }).lock()
