@@ -13,7 +13,7 @@ def get_config(variant: str = 'smollm2') -> ConfigDict:
     raise ValueError(f'variant {variant!r} of configs/chen_figure1.py does not exist: use smollm2 or tiny')
   tiny = variant == 'tiny'
   return ConfigDict({
-      'base': 'configs/tiny.py:lookup' if tiny else ('configs/smollm2.py:lookup', 'configs/smollm2.py:self'),
+      'base': 'configs/tiny.py:lookup' if tiny else ('configs/smollm2.py:lookup', 'configs/smollm2.py:model'),
       'grid': {
           'engine': {'gamma': (0, 7) if tiny else tuple(range(8))},
           'data': {'limit': (1 if tiny else 12,)},

@@ -14,7 +14,7 @@ TASKS = {
     'xsum nucleus': {'kind': 'news', 'temperature': 1.0, 'top_p': 0.8},
     'xsum greedy': {'kind': 'news', 'temperature': 0.0, 'top_p': 1.0},
 }
-DRAFTS = tuple(f'configs/smollm2.py:{variant}' for variant in ('lookup', 'self', 'model'))
+DRAFTS = tuple(f'configs/smollm2.py:{variant}' for variant in ('lookup', 'model', 'hybrid'))
 
 
 def get_config(variant: str = 'smollm2') -> ConfigDict:

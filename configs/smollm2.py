@@ -4,9 +4,9 @@
     python -m launch.bench    --config=configs/smollm2.py:lookup --config.engine.gamma=7
 
 Variants: `none` (plain decoding), `lookup` (copy from the text so far), `self` (the model's first layers draft),
-`model` (a draft that `configs/train_draft.py` trained), `lookup_tree` (several copies at once), `eagle` (the head in
-experiments/weights), `hybrid` (that head and a copy, in one tree) and `medusa` (heads on the model's last vector;
-untrained ones accept next to nothing, so name trained ones by `drafter.source`).
+`lookup_tree` (several copies at once), and with the weights in experiments/weights `model` (a draft of two layers),
+`medusa` (heads on the model's last vector), `eagle` (a head that continues its vectors) and `hybrid` (that head and a
+copy, in one tree).
 """
 
 from ml_collections import ConfigDict
@@ -20,11 +20,11 @@ DRAFTERS = {
     'none': {'name': 'none'},
     'lookup': LOOKUP | {'name': 'lookup'},
     'self': SELF,
-    'model': {'name': 'model', 'source': 'results/train_draft/model', 'dtype': 'float32', 'draft_vocab': ''},
+    'model': {'name': 'model', 'source': 'experiments/weights/draft', 'dtype': 'float32', 'draft_vocab': ''},
     'lookup_tree': LOOKUP | {'name': 'lookup_tree', 'branches': 2},
     'hybrid': {'name': 'hybrid', 'of': EAGLE | {'tree': ((0,), (1,))}, 'lookup': LOOKUP, 'copied': 5},
-    'medusa': {'name': 'medusa', 'source': 'untrained', 'dtype': 'float32', 'tree': TREE, 'num_heads': 3,
-               'own_head': False},
+    'medusa': {'name': 'medusa', 'source': 'experiments/weights/medusa', 'dtype': 'float32', 'tree': TREE,
+               'num_heads': 3, 'own_head': False},
     'eagle': EAGLE,
 }
 CHAINS = ('none', 'lookup', 'self', 'model')

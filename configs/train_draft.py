@@ -34,7 +34,7 @@ def get_config(variant: str = 'kl') -> ConfigDict:
           'keep_vectors': True,  # compute the target's vectors once, and keep them in the corpus for all drafts
       },
       'train': {
-          'objective': 'distill', 'directory': f'results/{name}', 'steps': 2600,
+          'objective': 'distill', 'directory': f'results/{name}', 'steps': 1800,
           # Of as many tokens a draft learns more from one row at a time than from four.
           'batch': 1, 'accumulate': 1, 'learning_rate': 5e-4, 'warmup_steps': 100, 'final_share': 0.1, 'beta2': 0.95,
           'weight_decay': 0.0, 'clip_norm': 1.0, 'seed': 0, 'dtype': 'float32', 'log_every': 50, 'eval_every': 1000,

@@ -28,7 +28,7 @@ TASKS = {
     'news greedy': ('news', {'temperature': 0.0, 'top_p': 1.0}),
     'news sampled': ('news', {'temperature': 1.0, 'top_p': 0.8}),
 }
-VARIANTS = ('lookup', 'eagle', 'hybrid')
+VARIANTS = ('lookup', 'model', 'medusa', 'eagle', 'hybrid')
 
 
 def task_config(variant: str, kind: str, sampling: dict, limit: int, max_new_tokens: int) -> ConfigDict:
@@ -69,7 +69,7 @@ def main() -> int:
 if __name__ == '__main__':
   ROWS = flags.DEFINE_string('rows', 'results/reproduce.jsonl', 'Rows are appended here.')
   PLOT = flags.DEFINE_string('plot', 'results/reproduce.png', 'The plot is drawn here.')
-  PROMPTS = flags.DEFINE_integer('prompts', 12, 'Prompts per task.', lower_bound=1)
+  PROMPTS = flags.DEFINE_integer('prompts', 6, 'Prompts per task.', lower_bound=1)
   MAX_NEW_TOKENS = flags.DEFINE_integer('max_new_tokens', 48, 'New tokens per prompt.', lower_bound=1)
   REPEATS = flags.DEFINE_integer('repeats', 1, 'Timed runs of each prompt.', lower_bound=1)
   cli.run(main)

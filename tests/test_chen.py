@@ -156,11 +156,14 @@ def test_drafts_of_one_kind_are_told_apart(monkeypatch):
 
 
 @pytest.mark.slow
-def test_summaries_of_the_toy():
+def test_summaries_of_the_toy(tmp_path):
   """Greedy, so every draft's texts and scores are plain decoding's; trained drafts that are not there are left out."""
   flags.FLAGS.mark_as_parsed()
   config = chen_table1.get_config('tiny').unlock()
-  config.drafts = ('configs/tiny.py:lookup', 'configs/smollm2.py:model')
+  untrained = tmp_path / 'untrained.py'
+  untrained.write_text("from configs import smollm2\n\n\ndef get_config():\n  config = smollm2.get_config('model')\n"
+                       "  config.drafter.source = 'not/there'\n  return config\n")
+  config.drafts = ('configs/tiny.py:lookup', str(untrained))
   rows = chen.measured_rows(config, 'xsum greedy', None)
   assert [row['drafter'] for row in rows] == ['none', 'lookup'] and {row['metric'] for row in rows} == {'ROUGE-2'}
   assert rows[0]['measured_difference'] is None and rows[1]['measured_difference'].mean == 0
