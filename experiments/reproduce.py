@@ -7,8 +7,8 @@ top-p 0.8, and both greedy. One process, batch 1, drafters in turns with plain d
 speed-ups are of a 70B target on sixteen TPU v4 chips and are never mixed with the rows measured here.
 
 A speed-up is the time of all prompts decoded plainly over their time with drafts, each decoded once: prompts differ
-more than repeats of one do, so that in the same ten minutes twelve prompts once say more than the median of three runs
-of four. What slows the machine for a moment slows all that is timed on that prompt, parts of the step included.
+more than repeats of one do, so that in the same ten minutes six prompts once say more than the median of three runs
+of two. What slows the machine for a moment slows all that is timed on that prompt, parts of the step included.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ TASKS = {
     'news greedy': ('news', {'temperature': 0.0, 'top_p': 1.0}),
     'news sampled': ('news', {'temperature': 1.0, 'top_p': 0.8}),
 }
-VARIANTS = ('lookup', 'model', 'medusa', 'eagle', 'hybrid')
+VARIANTS = ('lookup', 'model', 'medusa', 'hybrid')
 
 
 def task_config(variant: str, kind: str, sampling: dict, limit: int, max_new_tokens: int) -> ConfigDict:

@@ -119,5 +119,5 @@ def test_reproduce(tmp_path):
   """On the embedded model: it has no other."""
   rows = payload('experiments.reproduce', '--prompts=1', '--max_new_tokens=4', f'--rows={tmp_path / "rows.jsonl"}',
                  f'--plot={tmp_path / "plot.png"}')
-  assert len(rows) == 16 and {row['drafter'] for row in rows} == {'none', 'lookup', 'eagle', 'hybrid'}
+  assert len(rows) == 20 and {row['drafter'] for row in rows} == {'none', 'lookup', 'model', 'medusa', 'hybrid'}
   assert (tmp_path / 'plot.png').stat().st_size > 0

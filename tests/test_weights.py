@@ -13,7 +13,8 @@ from specdec.metrics import Metrics
 
 WEIGHTS = pathlib.Path('experiments') / 'weights'
 MOST_BYTES = 32 << 20
-LEAST_TOKENS_PER_PASS = {'eagle': 1.5, 'hybrid': 2.0}  # below what the prompts here give; 1 is an untrained head's
+# Below what the prompts here give (1.33, 1.46, 1.64 and 2.67 on six of 48 tokens); untrained heads get 1.
+LEAST_TOKENS_PER_PASS = {'model': 1.15, 'medusa': 1.25, 'eagle': 1.5, 'hybrid': 2.0}
 
 
 def test_all_of_them_are_small():
