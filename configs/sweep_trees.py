@@ -8,10 +8,10 @@ The planned trees are those of `experiments.plan_tree --most_tokens`, in experim
 
 from ml_collections import ConfigDict
 
-from configs import smollm2
-
 LEVELS = {'eagle': 4, 'medusa': 3, 'hybrid': 4}
+TREE = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1))
 PLANNED = 31  # nodes
+COPIED = 5  # tokens of the hybrid's copy
 
 
 def get_config(variant: str = 'eagle') -> ConfigDict:
@@ -19,8 +19,8 @@ def get_config(variant: str = 'eagle') -> ConfigDict:
     raise ValueError(f'variant {variant!r} of configs/sweep_trees.py does not exist: use one of {", ".join(LEVELS)}')
   is_hybrid = variant == 'hybrid'
   chain = tuple((0,) * depth for depth in range(1, LEVELS[variant] + 1))
-  trees = {'tree': (chain, smollm2.TREE, (f'experiments/weights/{"eagle" if is_hybrid else variant}/tree.json',))}
-  copied = smollm2.DRAFTERS['hybrid']['copied'] if is_hybrid else 0
+  trees = {'tree': (chain, TREE, (f'experiments/weights/{"eagle" if is_hybrid else variant}/tree.json',))}
+  copied = COPIED if is_hybrid else 0
   return ConfigDict({
       'base': f'configs/smollm2.py:{variant}',
       'grid': {
@@ -29,7 +29,7 @@ def get_config(variant: str = 'eagle') -> ConfigDict:
       },
       'zip': {
           'drafter': {'of': trees} if is_hybrid else trees,
-          'engine': {'gamma': tuple(nodes + copied for nodes in (len(chain), len(smollm2.TREE), PLANNED))},
+          'engine': {'gamma': tuple(nodes + copied for nodes in (len(chain), len(TREE), PLANNED))},
       },
       'repeats': 1,
       'plain': False,

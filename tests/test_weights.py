@@ -4,9 +4,10 @@ import pathlib
 
 import pytest
 
-from configs import smollm2
+from configs import smollm2, sweep_trees
 from launch.prompts import load_prompts
 from launch.session import Completion, Session
+from launch.tree_file import read_tree
 from models.errors import InputError
 from models.loading import embedded_model
 from specdec.metrics import Metrics
@@ -21,6 +22,12 @@ def test_all_of_them_are_small():
   files = [path for path in WEIGHTS.rglob('*') if path.is_file()]
   assert {path.suffix for path in files} >= {'.safetensors', '.json', '.md'}
   assert sum(path.stat().st_size for path in files) <= MOST_BYTES
+
+
+def test_trees_are_compared_with_those_in_use():
+  assert sweep_trees.TREE == smollm2.TREE and sweep_trees.COPIED == smollm2.DRAFTERS['hybrid']['copied']
+  for variant in ('eagle', 'medusa'):
+    assert len(read_tree(str(WEIGHTS / variant / 'tree.json'))) == sweep_trees.PLANNED
 
 
 @pytest.fixture(scope='module')
