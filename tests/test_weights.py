@@ -25,7 +25,7 @@ def test_all_of_them_are_small():
 
 
 def test_trees_are_compared_with_those_in_use():
-  assert sweep_trees.TREE == smollm2.TREE and sweep_trees.COPIED == smollm2.DRAFTERS['hybrid']['copied']
+  assert sweep_trees.TREE == smollm2.TREE and smollm2.DRAFTERS['hybrid']['copied'] == sweep_trees.COPIED
   for variant in ('eagle', 'medusa'):
     assert len(read_tree(str(WEIGHTS / variant / 'tree.json'))) == sweep_trees.PLANNED
 
