@@ -2,7 +2,7 @@
 
     python -m experiments.sweep --config=configs/sweep_trees.py:eagle --out=trees.jsonl
 
-Ten minutes on two cores. Variants: `eagle`, `medusa`, and `hybrid`, the EAGLE head's trees with a copy beside them.
+Variants: `eagle`, `medusa`, and `hybrid`, the EAGLE head's trees with a copy beside them.
 The planned trees are those of `experiments.plan_tree --most_tokens`, in experiments/weights.
 """
 

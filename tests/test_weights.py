@@ -51,7 +51,7 @@ def completions(session: Session) -> list[Completion]:
 
 
 @pytest.mark.parametrize('variant', LEAST_TOKENS_PER_PASS)
-def test_they_pay(variant, texts_and_model):
+def test_they_save_passes(variant, texts_and_model):
   """On HumanEval prompts, greedy: the text of plain decoding, in fewer passes."""
   texts, model = texts_and_model
   found = completions(session_of(variant, model))
