@@ -8,19 +8,20 @@ The planned trees are those of `experiments.plan_tree --most_tokens`, in experim
 
 from ml_collections import ConfigDict
 
-LEVELS = {'eagle': 4, 'medusa': 3, 'hybrid': 4}
+HEADS = {'eagle': 'eagle', 'medusa': 'medusa', 'hybrid': 'eagle'}
+LEVELS = {'eagle': 4, 'medusa': 3}
 TREE = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1))
 PLANNED = 31  # nodes
 COPIED = 5  # tokens of the hybrid's copy
 
 
 def get_config(variant: str = 'eagle') -> ConfigDict:
-  if variant not in LEVELS:
-    raise ValueError(f'variant {variant!r} of configs/sweep_trees.py does not exist: use one of {", ".join(LEVELS)}')
-  is_hybrid = variant == 'hybrid'
-  chain = tuple((0,) * depth for depth in range(1, LEVELS[variant] + 1))
-  trees = {'tree': (chain, TREE, (f'experiments/weights/{"eagle" if is_hybrid else variant}/tree.json',))}
-  copied = COPIED if is_hybrid else 0
+  if variant not in HEADS:
+    raise ValueError(f'variant {variant!r} of configs/sweep_trees.py does not exist: use one of {", ".join(HEADS)}')
+  head = HEADS[variant]
+  chain = tuple((0,) * depth for depth in range(1, LEVELS[head] + 1))
+  trees = {'tree': (chain, TREE, (f'experiments/weights/{head}/tree.json',))}
+  drafter, copied = ({'of': trees}, COPIED) if variant == 'hybrid' else (trees, 0)
   return ConfigDict({
       'base': f'configs/smollm2.py:{variant}',
       'grid': {
@@ -28,7 +29,7 @@ def get_config(variant: str = 'eagle') -> ConfigDict:
           'sampling': {'temperature': (0.0, 0.8), 'max_new_tokens': (48,)},
       },
       'zip': {
-          'drafter': {'of': trees} if is_hybrid else trees,
+          'drafter': drafter,
           'engine': {'gamma': tuple(nodes + copied for nodes in (len(chain), len(TREE), PLANNED))},
       },
       'repeats': 1,
